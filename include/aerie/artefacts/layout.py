@@ -1,0 +1,96 @@
+"""Where the files of an edition lie below the data root."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class DatasetFiles:
+    """Files of one data set of one edition."""
+
+    folder: Path
+
+    @property
+    def prompts(self) -> Path:
+        """Prompt ids, written by ``prepare``."""
+        return self.folder / "prompts.parquet"
+
+    @property
+    def imported(self) -> Path:
+        """Already tokenised rows, written by ``import``."""
+        return self.folder / "imported.parquet"
+
+    @property
+    def responses(self) -> Path:
+        """Response log, written by ``generate``."""
+        return self.folder / "responses.jsonl"
+
+    @property
+    def verdicts(self) -> Path:
+        """One verdict a response, written by ``validate``."""
+        return self.folder / "verdicts.parquet"
+
+    @property
+    def samples(self) -> Path:
+        """Kept rows, written by ``validate``."""
+        return self.folder / "samples.parquet"
+
+    @property
+    def previews(self) -> Path:
+        """Decoded samples for people, written by ``validate``."""
+        return self.folder / "previews.jsonl"
+
+    def manifest(self, stage: str) -> Path:
+        """Manifest of ``stage`` for this data set."""
+        return self.folder / f"{stage}.manifest.json"
+
+
+@dataclass(frozen=True)
+class EditionFiles:
+    """Files of one edition."""
+
+    data_root: Path
+    edition: str
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the edition."""
+        return self.data_root / "editions" / self.edition
+
+    def dataset(self, key: str) -> DatasetFiles:
+        """Files of data set ``key``."""
+        return DatasetFiles(self.folder / "datasets" / key)
+
+    @property
+    def corpus(self) -> Path:
+        """Merged training set, as Hugging Face ``Dataset.save_to_disk`` lays it out, with its token frequencies."""
+        return self.folder / "corpus"
+
+    @property
+    def vocabulary(self) -> Path:
+        """Draft vocabulary mappings."""
+        return self.folder / "vocabulary"
+
+    @property
+    def hidden_states(self) -> Path:
+        """Hidden states, one file a sample, and the links by row that speculators reads."""
+        return self.folder / "hidden_states"
+
+    @property
+    def training(self) -> Path:
+        """Verifier stub, trainer configuration and checkpoints."""
+        return self.folder / "training"
+
+    @property
+    def drafter(self) -> Path:
+        """Exported drafter in SGLang's layout."""
+        return self.folder / "drafter"
+
+    @property
+    def benchmark(self) -> Path:
+        """Benchmark requests and results."""
+        return self.folder / "benchmark"
+
+    def manifest(self, stage: str) -> Path:
+        """Manifest of ``stage`` for the whole edition."""
+        return self.folder / f"{stage}.manifest.json"

@@ -1,0 +1,1 @@
+"""Typed, frozen configuration, and the data (profiles, presets) that it is read from."""

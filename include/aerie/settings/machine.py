@@ -1,0 +1,56 @@
+"""Where things are on this machine, from the environment variables that ``./aerie`` sets."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from aerie.errors import BadInput
+
+PROJECT_ROOT = Path(__file__).resolve().parents[3]
+
+
+def aerie_home() -> Path:
+    """Folder of everything that Aerie makes on this machine (``AERIE_HOME``, default ``.aerie`` in the clone)."""
+    return Path(os.environ.get("AERIE_HOME", PROJECT_ROOT / ".aerie"))
+
+
+def data_root() -> Path:
+    """Folder of the editions (``AERIE_DATA_ROOT``, default ``data`` in the home folder)."""
+    return Path(os.environ.get("AERIE_DATA_ROOT", aerie_home() / "data"))
+
+
+def server_folder() -> Path:
+    """Folder of the server's lease, log and keeper."""
+    return aerie_home() / "server"
+
+
+def settings_path() -> Path:
+    """The pipeline's configuration (``AERIE_CONFIG``, default the demo's)."""
+    return Path(os.environ.get("AERIE_CONFIG", PROJECT_ROOT / "demo" / "config.yaml"))
+
+
+def python_of(environment: Literal["airflow", "serve", "model"]) -> Path:
+    """Interpreter of one of the three environments (``AERIE_AIRFLOW_PYTHON`` and so on override it).
+
+    Raises:
+        BadInput: the environment has not been made.
+    """
+    override = os.environ.get(f"AERIE_{environment.upper()}_PYTHON")
+    python = Path(override) if override else aerie_home() / "envs" / environment / "bin" / "python"
+    if not python.exists():
+        raise BadInput(f"{python}: the {environment} environment is not there; run ./aerie setup")
+    return python
+
+
+def database_url() -> str:
+    """URL of Aerie's own database (``AERIE_DATABASE_URL``).
+
+    Raises:
+        BadInput: the variable is not set.
+    """
+    url = os.environ.get("AERIE_DATABASE_URL")
+    if not url:
+        raise BadInput(
+            "AERIE_DATABASE_URL is not set: start the local stack with ./aerie up, or set it to a postgresql:// URL"
+        )
+    return url

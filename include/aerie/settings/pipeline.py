@@ -1,0 +1,262 @@
+"""The configuration of the whole pipeline, as one frozen document read from YAML."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+
+from aerie.errors import BadInput
+from aerie.settings.profile import Frozen, Profile, Sampling, load_profile
+from aerie.settings.yaml_files import read_mapping, validate
+
+GENERATED_KEYS = (
+    "B1_glaive",
+    "B2_opencodeinstruct",
+    "B3_magicoder",
+    "B4_mixturethoughts",
+    "B5_openthoughts",
+    "B6_ultrachat",
+    "B7_sharegpt",
+    "B8_sweagent",
+)
+TOKENISED_KEYS = ("A1", "A2")
+DATASET_KEYS = GENERATED_KEYS + TOKENISED_KEYS
+
+DEFAULT_BUDGET_TOKENS = 10_000_000
+COST_CEILING_RATIO = 1.25
+
+
+def _beside_file(path: Path, info: ValidationInfo) -> Path:
+    folder = (info.context or {}).get("folder")
+    return path if path.is_absolute() or folder is None else (Path(folder) / path).resolve()
+
+
+FilePath = Annotated[Path, AfterValidator(_beside_file)]
+"""A path; in a YAML file, relative ones are relative to that file."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveInt = Annotated[int, Field(gt=0)]
+
+
+class VerifierSettings(Frozen):
+    """The large model: a local checkpoint folder, at a revision, with the profile of its family."""
+
+    path: FilePath
+    revision: str | None = None
+    profile: str
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    thinking: bool = True
+    trust_remote_code: bool = False
+
+    def load_profile(self) -> Profile:
+        """Profile of the verifier's family."""
+        return load_profile(self.profile)
+
+
+class ServingSettings(Frozen):
+    """How the server is launched. ``kv_cache_dtype`` other than ``auto`` and ``bf16`` needs a recorded reason."""
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    host: str = "127.0.0.1"
+    port: int | None = None
+    tensor_parallel_size: PositiveInt = 1
+    mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] = 0.88
+    max_total_tokens: PositiveInt | None = None
+    kv_cache_dtype: str = "auto"
+    allow_quantised_kv: str | None = None
+    hicache_size_gb_per_rank: PositiveInt | None = None
+    chunked_prefill_size: PositiveInt | None = None
+    max_running_requests: PositiveInt | None = None
+    context_length: PositiveInt
+    start_timeout_seconds: PositiveInt = 3600
+    lease_seconds: PositiveInt = 300
+    extra_arguments: tuple[str, ...] = ()
+
+
+class CanarySettings(Frozen):
+    """The first prompts of a data set, which must pass before the rest is generated."""
+
+    prompts: PositiveInt = 32
+    maximum_corrupt_share: Share = 0.1
+    minimum_tool_share: Share = 0.0
+
+
+class SourceSettings(Frozen):
+    """Where a data set's rows come from: a local file, or a Hugging Face data set at a pinned revision."""
+
+    reader: str
+    path: FilePath | None = None
+    huggingface: str | None = None
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    sidecar: FilePath | None = None
+    allow_unknown_provenance: bool = False
+    licence: str
+    max_skipped_share: Share = 0.5
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.path is None) == (self.huggingface is None):
+            raise ValueError("expected either 'path' or 'huggingface', not both and not neither")
+        if self.huggingface is not None and self.revision is None:
+            raise ValueError("a Hugging Face source needs a pinned 'revision'")
+        return self
+
+
+class DatasetSettings(Frozen):
+    """One data set. Budgets count tokens; 0 means all prompts."""
+
+    kind: Literal["generated", "tokenised"] = "generated"
+    source: SourceSettings
+    about_tools: bool = False
+    budget_tokens: Annotated[int, Field(ge=0)] = DEFAULT_BUDGET_TOKENS
+    max_generated_tokens: PositiveInt | None = None
+    max_total_tokens: PositiveInt | None = None
+    max_samples: PositiveInt | None = None
+    max_prompts: PositiveInt | None = None
+    concurrency: PositiveInt = 150
+    max_new_tokens: PositiveInt = 8192
+    minimum_new_tokens: PositiveInt = 16
+    drop_flags: tuple[str, ...] = ()
+    canary: CanarySettings = CanarySettings()
+
+    @property
+    def cost_ceiling_tokens(self) -> int | None:
+        """Most tokens that may be generated, kept or not: as set, else 1.25 x budget, None without a budget."""
+        if self.max_generated_tokens is not None:
+            return self.max_generated_tokens
+        return int(self.budget_tokens * COST_CEILING_RATIO) if self.budget_tokens else None
+
+
+class GenerationSettings(Frozen):
+    """What holds for the generation of every data set."""
+
+    maximum_quarantine_share: Share = 0.25
+    quarantine_window: PositiveInt = 200
+    maximum_attempts: PositiveInt = 4
+    request_timeout_seconds: PositiveInt = 3600
+    progress_seconds: Annotated[float, Field(gt=0)] = 10.0
+
+
+class SplitSettings(Frozen):
+    """Shares of conversations held out, by hash of the conversation id."""
+
+    validation: Share = 0.05
+    benchmark: Share = 0.05
+
+
+class CorpusSettings(Frozen):
+    """Merge and shuffle. ``require`` says whether every data set of the edition must have been validated."""
+
+    require: Literal["all", "some"] = "all"
+    maximum_length: PositiveInt
+
+
+class VocabularySettings(Frozen):
+    """Draft vocabulary: its size, and the least share of response tokens that it must cover."""
+
+    size: PositiveInt
+    minimum_coverage: Share = 0.9
+
+
+class HiddenStateSettings(Frozen):
+    """Capture. ``layers`` None takes the profile's, then speculators' default; ``free_share`` of the disk stays free."""
+
+    layers: tuple[int, ...] | None = None
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    concurrency: PositiveInt = 32
+    free_share: Share = 0.1
+    parity_rows: Annotated[int, Field(ge=0)] = 4
+
+
+class TrainingSettings(Frozen):
+    """``speculators train``, configured from ours."""
+
+    epochs: PositiveInt
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    sequence_length: PositiveInt
+    processes: PositiveInt = 1
+    seed: int = 0
+    draft_intermediate_size: PositiveInt | None = None
+    extra_arguments: tuple[str, ...] = ()
+
+
+class BenchmarkSettings(Frozen):
+    """Acceptance length on held-out prompts. Definition: completion tokens / verify steps, pooled over requests."""
+
+    prompts_per_dataset: PositiveInt = 32
+    max_new_tokens: PositiveInt = 512
+    concurrency: PositiveInt = 8
+    num_steps: PositiveInt = 3
+    eagle_topk: PositiveInt = 1
+    num_draft_tokens: PositiveInt = 4
+    minimum_acceptance_length: Annotated[float, Field(gt=1.01)] = 2.0
+    compare_untrained: bool = True
+
+
+class PublishSettings(Frozen):
+    """Where the accepted drafter goes."""
+
+    folder: FilePath
+
+
+class PipelineSettings(Frozen):
+    """The whole configuration."""
+
+    name: str
+    seed: int = 0
+    verifier: VerifierSettings
+    sampling: Sampling | None = None
+    serving: ServingSettings
+    splits: SplitSettings = SplitSettings()
+    datasets: Mapping[str, DatasetSettings]
+    generation: GenerationSettings = GenerationSettings()
+    corpus: CorpusSettings
+    vocabulary: VocabularySettings
+    hidden_states: HiddenStateSettings = HiddenStateSettings()
+    training: TrainingSettings
+    benchmark: BenchmarkSettings = BenchmarkSettings()
+    publish: PublishSettings
+
+    @model_validator(mode="after")
+    def _known_datasets(self) -> Self:
+        unknown = sorted(set(self.datasets) - set(DATASET_KEYS))
+        if unknown:
+            raise ValueError(f"unknown data sets {', '.join(unknown)}: expected some of {', '.join(DATASET_KEYS)}")
+        return self
+
+    def dataset(self, key: str) -> DatasetSettings:
+        """Settings of data set ``key``.
+
+        Raises:
+            BadInput: the configuration has no such data set.
+        """
+        if key not in self.datasets:
+            raise BadInput(
+                f"configuration {self.name} has no data set {key!r}: expected one of {', '.join(self.datasets)}"
+            )
+        return self.datasets[key]
+
+    def load_sampling(self) -> Sampling:
+        """Sampling parameters: the configuration's own, else the profile's."""
+        return self.sampling or self.verifier.load_profile().sampling
+
+    def with_budget(self, budget_tokens: int) -> "PipelineSettings":
+        """The same configuration with this budget for every generated data set."""
+        datasets = {
+            key: dataset.model_copy(update={"budget_tokens": budget_tokens}) if dataset.kind == "generated" else dataset
+            for key, dataset in self.datasets.items()
+        }
+        return self.model_copy(update={"datasets": datasets})
+
+
+def load_settings(path: Path) -> PipelineSettings:
+    """Read the pipeline's configuration.
+
+    Raises:
+        BadInput: the file cannot be read, or a field is missing, unknown or out of range.
+    """
+    document: dict[str, Any] = read_mapping(path)
+    return validate(PipelineSettings, document, where=path, context={"folder": path.parent.resolve()})

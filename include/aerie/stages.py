@@ -1,0 +1,154 @@
+"""The stage protocol: ``python -m aerie stage NAME --request FILE --result FILE --events FILE``.
+
+A stage is a function from a request to a result that runs in one of the three environments. Request and
+result are JSON documents; events are JSON lines that the caller forwards to log, store and notifiers.
+Exit codes: 0 done, 1 failed for good, 2 bad input, 75 worth retrying (``aerie.errors``).
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from aerie.artefacts.files import write_text
+from aerie.artefacts.layout import EditionFiles
+from aerie.artefacts.manifest import Manifest
+from aerie.errors import BadInput
+from aerie.settings.pipeline import DatasetSettings, PipelineSettings
+
+Environment = Literal["airflow", "serve", "model"]
+
+
+class StageRequest(BaseModel):
+    """What a stage is asked to do; whole, so that a stage on another host needs no configuration file.
+
+    ``server_folder`` is where the server's keeper writes its lease and log. ``force`` ignores a manifest that
+    already answers the request.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: PipelineSettings
+    data_root: Path
+    server_folder: Path
+    edition: str
+    dataset: str | None = None
+    run_id: str
+    force: bool = False
+
+    @property
+    def files(self) -> EditionFiles:
+        """Files of the request's edition."""
+        return EditionFiles(self.data_root, self.edition)
+
+    @property
+    def dataset_settings(self) -> DatasetSettings:
+        """Settings of the request's data set.
+
+        Raises:
+            BadInput: the request names no data set, or one that the settings do not have.
+        """
+        if self.dataset is None:
+            raise BadInput("this stage works on one data set: the request must name it in 'dataset'")
+        return self.settings.dataset(self.dataset)
+
+
+class StageResult(BaseModel):
+    """What a stage did. ``reused`` says that an earlier manifest already answered the request."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: str
+    reused: bool
+    manifest: Manifest | None = None
+    data: Mapping[str, Any] = {}
+
+
+class Events:
+    """Writer of a stage's events, one JSON object a line, flushed at once.
+
+    ``progress`` is for people (a log line and figures), ``metric`` a row of the time series, ``alert`` something
+    that a person should be told of.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def _write(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps({"type": kind, "time": time.time(), **fields}, ensure_ascii=False) + "\n")
+
+    def progress(self, message: str, **figures: Any) -> None:
+        """Report where the stage is; ``message`` is one complete line."""
+        self._write("progress", {"message": message, **figures})
+
+    def metric(self, **figures: float | int | str | None) -> None:
+        """Report one row of the time series."""
+        self._write("metric", {"figures": figures})
+
+    def alert(self, reason: str, message: str) -> None:
+        """Report something that a person should be told of."""
+        self._write("alert", {"reason": reason, "message": message})
+
+
+StageFunction = Callable[[StageRequest, Events], StageResult]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage's name, the environment it runs in, and where its function is (``module:function``)."""
+
+    name: str
+    environment: Environment
+    function: str
+
+    def load(self) -> StageFunction:
+        """Import the stage's function; its module's imports need the stage's environment."""
+        module, _, name = self.function.partition(":")
+        function: StageFunction = getattr(import_module(module), name)
+        return function
+
+
+STAGES: Mapping[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage("prepare", "model", "aerie.prompts.stage:prepare"),
+        Stage("import", "model", "aerie.prompts.stage:import_tokenised"),
+        Stage("plan", "serve", "aerie.serving.stage:plan"),
+        Stage("serve_start", "serve", "aerie.serving.stage:start"),
+        Stage("serve_stop", "serve", "aerie.serving.stage:stop"),
+        Stage("generate", "airflow", "aerie.generation.stage:generate"),
+        Stage("validate", "model", "aerie.boundary.stage:validate"),
+        Stage("merge", "model", "aerie.corpus.stage:merge"),
+        Stage("vocabulary", "model", "aerie.corpus.stage:vocabulary"),
+        Stage("forecast", "model", "aerie.hidden_states.stage:forecast"),
+        Stage("capture", "model", "aerie.hidden_states.stage:capture"),
+        Stage("train", "model", "aerie.training.stage:train"),
+        Stage("export", "model", "aerie.training.stage:export"),
+        Stage("benchmark", "airflow", "aerie.benchmark.stage:benchmark"),
+        Stage("publish", "model", "aerie.training.stage:publish"),
+    )
+}
+
+
+def run_stage(name: str, *, request: Path, result: Path, events: Path) -> StageResult:
+    """Run stage ``name`` on a request file, write its result file atomically, and return the result.
+
+    Raises:
+        BadInput: no such stage, or the request does not have the request's schema.
+        AerieError: whatever the stage raises.
+    """
+    if name not in STAGES:
+        raise BadInput(f"unknown stage {name!r}: expected one of {', '.join(STAGES)}")
+    try:
+        asked = StageRequest.model_validate_json(request.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise BadInput(f"{request}: not a request for stage {name}: {error}") from error
+    answer = STAGES[name].load()(asked, Events(events))
+    write_text(result, answer.model_dump_json(indent=2, by_alias=True) + "\n")
+    return answer
