@@ -162,7 +162,7 @@ class VocabularySettings(Frozen):
 
 
 class HiddenStateSettings(Frozen):
-    """Capture. ``layers`` None takes the profile's, then speculators' default; ``free_share`` of the disk stays free."""
+    """Capture. ``layers`` None takes the profile's, else speculators' default; ``free_share`` of the disk is spared."""
 
     layers: tuple[int, ...] | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
