@@ -27,7 +27,8 @@ Environment = Literal["airflow", "serve", "model"]
 class StageRequest(BaseModel):
     """What a stage is asked to do; whole, so that a stage on another host needs no configuration file.
 
-    ``server_folder`` is where the server's keeper writes its lease and log. ``force`` ignores a manifest that
+    ``server_folder`` is where the server's keeper writes its lease and log. ``selected`` are the data sets of this run;
+    an edition may hold more. ``phase`` is what a server is started or stopped for. ``force`` ignores a manifest that
     already answers the request.
     """
 
@@ -38,6 +39,8 @@ class StageRequest(BaseModel):
     server_folder: Path
     edition: str
     dataset: str | None = None
+    selected: tuple[str, ...] = ()
+    phase: Literal["generate", "capture", "benchmark"] | None = None
     run_id: str
     force: bool = False
 
