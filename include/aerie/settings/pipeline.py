@@ -172,9 +172,14 @@ class HiddenStateSettings(Frozen):
 
 
 class TrainingSettings(Frozen):
-    """``speculators train``, configured from ours."""
+    """``speculators train``, configured from ours.
+
+    ``learning_rate`` is the peak of either optimizer. ``extra_arguments`` are flags of ``speculators train``; those
+    that would break serving or the contract between stages are refused.
+    """
 
     epochs: PositiveInt
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     sequence_length: PositiveInt
     processes: PositiveInt = 1
