@@ -21,6 +21,11 @@ class DatasetFiles:
         return self.folder / "imported.parquet"
 
     @property
+    def verifier_tokens(self) -> Path:
+        """Token ids of the verifier, written by ``prepare`` and ``import``."""
+        return self.folder / "verifier.json"
+
+    @property
     def responses(self) -> Path:
         """Response log, written by ``generate``."""
         return self.folder / "responses.jsonl"

@@ -1,0 +1,64 @@
+"""``prompts.parquet``: the prompts of one data set, as token ids, in the order in which generation takes them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from aerie.artefacts.parquet import iterate_rows, write_rows
+
+Split = Literal["train", "validation", "benchmark"]
+
+SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("conversation_id", pa.string(), nullable=False),
+        pa.field("turn", pa.int32(), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("tools", pa.string()),
+        pa.field("admission_rank", pa.int64(), nullable=False),
+        pa.field("skip_reason", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    ``turn`` counts the conversation's answers, from 0. ``tools`` is a JSON list of function declarations, or None.
+    ``admission_rank`` is a seeded random order that does not depend on the order of the source. A prompt with a
+    ``skip_reason`` is never generated; its ``prompt_ids`` may be empty.
+    """
+
+    sample_id: str
+    conversation_id: str
+    turn: int
+    split: Split
+    prompt_ids: list[int]
+    tools: str | None
+    admission_rank: int
+    skip_reason: str | None
+
+
+def write_prompts(path: Path, prompts: Iterable[Prompt]) -> int:
+    """Write prompts to ``path`` atomically, in the order given, and return how many there were."""
+    return write_rows(path, SCHEMA, (vars(prompt) for prompt in prompts))
+
+
+def iterate_prompts(path: Path) -> Iterator[Prompt]:
+    """Yield prompts in file order, which is that of ``admission_rank``.
+
+    Raises:
+        BadInput: the file is missing or is not such a file.
+    """
+    for row in iterate_rows(path, SCHEMA, written_by="prepare"):
+        yield Prompt(**row)
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Read every prompt into memory; raises as ``iterate_prompts`` does."""
+    return list(iterate_prompts(path))
