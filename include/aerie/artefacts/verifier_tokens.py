@@ -14,7 +14,8 @@ class VerifierTokens(BaseModel):
 
     ``token_ids`` holds every added token of the tokenizer and every token that the profile names. ``vocabulary_size``
     counts rows of the model's embedding: ids lie in ``[0, vocabulary_size)``. ``tokenizer_sha256`` is of the
-    vocabulary file (``tokenizer.json``, else ``tiktoken.model`` or ``tokenizer.model``).
+    vocabulary file (``tokenizer.json``, else ``tiktoken.model`` or ``tokenizer.model``). ``whitespace_ids`` are the ids
+    whose text is only white space: reasoning that holds nothing else is empty.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -24,6 +25,7 @@ class VerifierTokens(BaseModel):
     eos_ids: tuple[int, ...]
     tokenizer_sha256: str
     model_type: str
+    whitespace_ids: tuple[int, ...] = ()
 
 
 def write_verifier_tokens(path: Path, tokens: VerifierTokens) -> None:

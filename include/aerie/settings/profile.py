@@ -26,12 +26,14 @@ class Reasoning(Frozen):
     """Where reasoning opens and closes.
 
     ``opens_in`` is ``prompt`` where the generation prompt ends with the open tag (Kimi-K2.5), ``response`` where the
-    model emits it (Qwen3), ``never`` for a model that does not reason.
+    model emits it (Qwen3), ``never`` for a model that does not reason. ``closed_by_tools`` marks a family that may go
+    straight from its reasoning to the tool section without the close tag (Kimi).
     """
 
     opens_in: Literal["prompt", "response", "never"]
     open: str | None = None
     close: str | None = None
+    closed_by_tools: bool = False
 
 
 class ToolGrammar(Frozen):
