@@ -1,0 +1,1 @@
+"""PostgreSQL: what the pipeline knows, beside what lies on disk. SQL stays in this package."""

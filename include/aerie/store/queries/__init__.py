@@ -1,0 +1,1 @@
+"""Queries, by topic. Each takes an open connection and is one transaction."""

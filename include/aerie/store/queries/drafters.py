@@ -1,0 +1,52 @@
+"""The registry of drafters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from psycopg2.extras import Json
+
+from aerie.store.connection import Connection, transaction
+from aerie.store.queries.rows import Row, as_mappings
+
+
+def record_drafter(
+    connection: Connection,
+    *,
+    drafter_id: str,
+    edition: str,
+    uri: str,
+    state: str,
+    training: Mapping[str, Any] | None = None,
+    benchmark: Mapping[str, Any] | None = None,
+) -> None:
+    """Record a drafter, or what is newly known of it; results that are None are left as they are."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            INSERT INTO drafters AS known (drafter_id, edition, uri, state, training, benchmark)
+            VALUES (%(drafter_id)s, %(edition)s, %(uri)s, %(state)s,
+                    coalesce(%(training)s::jsonb, '{}'), coalesce(%(benchmark)s::jsonb, '{}'))
+            ON CONFLICT (drafter_id) DO UPDATE SET
+                edition = EXCLUDED.edition, uri = EXCLUDED.uri, state = EXCLUDED.state, updated_at = now(),
+                training = coalesce(%(training)s::jsonb, known.training),
+                benchmark = coalesce(%(benchmark)s::jsonb, known.benchmark)
+            """,
+            {
+                "drafter_id": drafter_id,
+                "edition": edition,
+                "uri": uri,
+                "state": state,
+                "training": None if training is None else Json(training),
+                "benchmark": None if benchmark is None else Json(benchmark),
+            },
+        )
+
+
+def list_drafters(connection: Connection, *, edition: str | None = None) -> list[Row]:
+    """Drafters, newest first."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "SELECT * FROM drafters WHERE %(edition)s IS NULL OR edition = %(edition)s ORDER BY created_at DESC",
+            {"edition": edition},
+        )
+        return list(as_mappings(cursor))

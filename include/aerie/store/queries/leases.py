@@ -1,0 +1,47 @@
+"""Mirror of the servers' leases; the keeper's file is the truth."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from psycopg2.extras import Json
+
+from aerie.store.connection import Connection, transaction
+from aerie.store.queries.rows import Row, as_mappings
+
+
+def record_lease(connection: Connection, document: Mapping[str, Any]) -> None:
+    """Record a lease document, or what became of it; ``launch_token`` identifies it.
+
+    Raises:
+        KeyError: the document has no ``launch_token``.
+    """
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            INSERT INTO leases (launch_token, document) VALUES (%s, %s)
+            ON CONFLICT (launch_token) DO UPDATE SET document = EXCLUDED.document, updated_at = now()
+            """,
+            (document["launch_token"], Json(document)),
+        )
+
+
+def mark_lease_ended(connection: Connection, *, launch_token: str, reason: str) -> None:
+    """Record that a server is gone; the first reason stays."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            UPDATE leases SET ended_at = now(), end_reason = %s, updated_at = now()
+            WHERE launch_token = %s AND ended_at IS NULL
+            """,
+            (reason, launch_token),
+        )
+
+
+def list_leases(connection: Connection, *, open_only: bool = False, limit: int = 20) -> list[Row]:
+    """The latest leases, newest first."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "SELECT * FROM leases WHERE NOT %s OR ended_at IS NULL ORDER BY recorded_at DESC LIMIT %s",
+            (open_only, limit),
+        )
+        return list(as_mappings(cursor))

@@ -1,0 +1,280 @@
+"""The ledger: one row a prompt, in exactly one of six states."""
+
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, fields
+from typing import Literal, Protocol
+
+from psycopg2.extras import execute_values
+
+from aerie.errors import Failed
+from aerie.store.connection import Connection, transaction
+from aerie.store.queries.rows import Row, as_mappings
+
+State = Literal["pending", "in_flight", "kept", "quarantined", "skipped", "failed"]
+Judge = Literal["generate", "validate"]
+PAGE_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """One prompt of a data set.
+
+    ``attempts`` counts requests sent. The four counts after it are of the latest response, None before there is one;
+    ``generated_tokens`` adds up every response, replaced ones included. ``judged_by`` is the stage whose verdict this
+    is, ``response_crc32`` the checksum of the response log's row that was judged. ``detail`` says why a sample failed.
+    """
+
+    sample_id: str
+    state: State
+    attempts: int = 0
+    reasons: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    detail: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    tool_calls: int | None = None
+    generated_tokens: int = 0
+    finish_reason: str | None = None
+    judged_by: Judge | None = None
+    response_crc32: int | None = None
+    admission_rank: int | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class LedgerCounts:
+    """What a data set adds up to; the six states sum to ``prompts``. Tokens named kept are of kept samples only."""
+
+    prompts: int
+    pending: int
+    in_flight: int
+    kept: int
+    quarantined: int
+    skipped: int
+    failed: int
+    flagged: int
+    kept_response_tokens: int
+    kept_prompt_tokens: int
+    generated_tokens: int
+    prompt_tokens: int
+
+
+class JudgedRow(Protocol):
+    """A row of ``verdicts.parquet``, as far as the ledger needs it."""
+
+    @property
+    def sample_id(self) -> str: ...  # noqa: D102
+    @property
+    def verdict(self) -> str: ...  # noqa: D102
+    @property
+    def reasons(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def flags(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def prompt_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def completion_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def reasoning_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def tool_calls(self) -> int: ...  # noqa: D102
+
+
+_COLUMNS = tuple(field.name for field in fields(LedgerRow))
+_COLUMN_LIST = ", ".join(_COLUMNS)
+_REPLACEMENTS = ", ".join(f"{name} = EXCLUDED.{name}" for name in _COLUMNS if name != "sample_id")
+_UPSERT = (
+    f"INSERT INTO samples (edition, dataset, {_COLUMN_LIST}) VALUES %s "  # noqa: S608 - our own column names
+    f"ON CONFLICT (edition, dataset, sample_id) DO UPDATE SET {_REPLACEMENTS}, updated_at = now()"
+)
+_COUNTS = """
+    count(*) AS prompts,
+    count(*) FILTER (WHERE state = 'pending') AS pending,
+    count(*) FILTER (WHERE state = 'in_flight') AS in_flight,
+    count(*) FILTER (WHERE state = 'kept') AS kept,
+    count(*) FILTER (WHERE state = 'quarantined') AS quarantined,
+    count(*) FILTER (WHERE state = 'skipped') AS skipped,
+    count(*) FILTER (WHERE state = 'failed') AS failed,
+    count(*) FILTER (WHERE state = 'kept' AND flags <> '{}') AS flagged,
+    coalesce(sum(completion_tokens) FILTER (WHERE state = 'kept'), 0)::bigint AS kept_response_tokens,
+    coalesce(sum(prompt_tokens) FILTER (WHERE state = 'kept'), 0)::bigint AS kept_prompt_tokens,
+    coalesce(sum(generated_tokens), 0)::bigint AS generated_tokens,
+    coalesce(sum(prompt_tokens), 0)::bigint AS prompt_tokens
+"""
+
+
+def read_ledger(connection: Connection, *, edition: str, dataset: str) -> dict[str, LedgerRow]:
+    """Every row of a data set, by sample id."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            f"SELECT {_COLUMN_LIST} FROM samples WHERE edition = %s AND dataset = %s",  # noqa: S608
+            (edition, dataset),
+        )
+        return {
+            row["sample_id"]: LedgerRow(**{**row, "reasons": tuple(row["reasons"]), "flags": tuple(row["flags"])})
+            for row in as_mappings(cursor)
+        }
+
+
+def write_rows(connection: Connection, *, edition: str, dataset: str, rows: Iterable[LedgerRow]) -> None:
+    """Insert or replace rows, all of them or none."""
+    values = (
+        (edition, dataset, *(list(value) if isinstance(value, tuple) else value for value in astuple(row)))
+        for row in rows
+    )
+    with transaction(connection) as cursor:
+        execute_values(cursor, _UPSERT, values, page_size=PAGE_ROWS)
+
+
+def delete_rows(connection: Connection, *, edition: str, dataset: str, sample_ids: Sequence[str]) -> None:
+    """Remove rows of prompts that are no longer there."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "DELETE FROM samples WHERE edition = %s AND dataset = %s AND sample_id = ANY(%s)",
+            (edition, dataset, list(sample_ids)),
+        )
+
+
+def count_ledger(connection: Connection, *, edition: str, dataset: str) -> LedgerCounts:
+    """What a data set adds up to; all zeros where it has no rows."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            f"SELECT {_COUNTS} FROM samples WHERE edition = %s AND dataset = %s",  # noqa: S608
+            (edition, dataset),
+        )
+        return LedgerCounts(**next(as_mappings(cursor)))
+
+
+def count_editions(connection: Connection, *, edition: str | None = None) -> dict[tuple[str, str], LedgerCounts]:
+    """Counts by edition and data set, of one edition or of all."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            f"""
+            SELECT edition, dataset, {_COUNTS} FROM samples WHERE %(edition)s IS NULL OR edition = %(edition)s
+            GROUP BY edition, dataset ORDER BY edition, dataset
+            """,  # noqa: S608
+            {"edition": edition},
+        )
+        return {(row.pop("edition"), row.pop("dataset")): LedgerCounts(**row) for row in as_mappings(cursor)}
+
+
+def count_reasons(connection: Connection, *, edition: str, dataset: str) -> dict[str, dict[str, int]]:
+    """How often each reason (by state) and each flag (under ``flags``) occurs."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            SELECT state AS kind, unnest(reasons) AS name, count(*) AS rows FROM samples
+            WHERE edition = %(edition)s AND dataset = %(dataset)s GROUP BY 1, 2
+            UNION ALL
+            SELECT 'flags', unnest(flags), count(*) FROM samples
+            WHERE edition = %(edition)s AND dataset = %(dataset)s AND state = 'kept' GROUP BY 1, 2
+            ORDER BY 1, 3 DESC, 2
+            """,
+            {"edition": edition, "dataset": dataset},
+        )
+        found: dict[str, dict[str, int]] = {}
+        for row in as_mappings(cursor):
+            found.setdefault(row["kind"], {})[row["name"]] = row["rows"]
+        return found
+
+
+def list_samples(
+    connection: Connection, *, edition: str, dataset: str, state: State, reason: str | None = None, limit: int = 100
+) -> list[Row]:
+    """Rows in a state, in admission order; ``reason`` narrows them."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            SELECT * FROM samples WHERE edition = %(edition)s AND dataset = %(dataset)s AND state = %(state)s
+                AND (%(reason)s IS NULL OR %(reason)s = ANY(reasons))
+            ORDER BY admission_rank, sample_id LIMIT %(limit)s
+            """,
+            {"edition": edition, "dataset": dataset, "state": state, "reason": reason, "limit": limit},
+        )
+        return list(as_mappings(cursor))
+
+
+def load_verdicts(connection: Connection, *, edition: str, dataset: str, verdicts: Iterable[JudgedRow]) -> int:
+    """Take over the verdicts of ``validate``: state, reasons, flags and token counts. Returns how many there are.
+
+    Rows that the ledger does not have (imported data sets are not generated) are added.
+
+    Raises:
+        Failed: a verdict is neither ``kept`` nor ``quarantined``.
+    """
+    count = 0
+
+    def values() -> Iterator[tuple[object, ...]]:
+        nonlocal count
+        for row in verdicts:
+            if row.verdict not in ("kept", "quarantined"):
+                raise Failed(
+                    f"verdict of {edition}/{dataset}/{row.sample_id} is {row.verdict!r}: "
+                    "expected 'kept' or 'quarantined'"
+                )
+            count += 1
+            yield (
+                edition, dataset, row.sample_id, row.verdict, list(row.reasons), list(row.flags), row.prompt_tokens,
+                row.completion_tokens, row.reasoning_tokens, row.tool_calls, "validate",
+            )  # fmt: skip
+
+    with transaction(connection) as cursor:
+        execute_values(
+            cursor,
+            """
+            INSERT INTO samples (edition, dataset, sample_id, state, reasons, flags, prompt_tokens, completion_tokens,
+                                 reasoning_tokens, tool_calls, judged_by)
+            VALUES %s ON CONFLICT (edition, dataset, sample_id) DO UPDATE SET
+                state = EXCLUDED.state, reasons = EXCLUDED.reasons, flags = EXCLUDED.flags,
+                prompt_tokens = EXCLUDED.prompt_tokens, completion_tokens = EXCLUDED.completion_tokens,
+                reasoning_tokens = EXCLUDED.reasoning_tokens, tool_calls = EXCLUDED.tool_calls,
+                judged_by = EXCLUDED.judged_by, updated_at = now()
+            """,
+            values(),
+            page_size=PAGE_ROWS,
+        )
+    return count
+
+
+@contextmanager
+def only_writer(connection: Connection, *, edition: str, dataset: str, run_id: str) -> Iterator[None]:
+    """Hold the right to write a data set, for as long as the connection lives.
+
+    Raises:
+        Failed: another process holds it; the message names its run, host and process.
+    """
+    name = f"aerie samples {edition}/{dataset}"
+    with transaction(connection) as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (name,))
+        held = cursor.fetchone()
+        if held != (True,):
+            raise Failed(_refusal(connection, edition=edition, dataset=dataset))
+        cursor.execute(
+            """
+            INSERT INTO writers (edition, dataset, run_id, host, pid) VALUES (%s, %s, %s, %s, %s)
+            ON CONFLICT (edition, dataset) DO UPDATE SET
+                run_id = EXCLUDED.run_id, host = EXCLUDED.host, pid = EXCLUDED.pid, since = now()
+            """,
+            (edition, dataset, run_id, socket.gethostname(), os.getpid()),
+        )
+    try:
+        yield
+    finally:
+        if not connection.closed:
+            with transaction(connection) as cursor:
+                cursor.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", (name,))
+
+
+def _refusal(connection: Connection, *, edition: str, dataset: str) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT * FROM writers WHERE edition = %s AND dataset = %s", (edition, dataset))
+        holder: Mapping[str, object] | None = next(as_mappings(cursor), None)
+    who = "another process"
+    if holder:
+        since = f"{holder['since']:%Y-%m-%d %H:%M:%S %Z}"
+        who = f"run {holder['run_id']} (process {holder['pid']} on {holder['host']}, since {since})"
+    return f"{edition}/{dataset} is being written by {who}: wait until it ends, or stop it, before writing it again"

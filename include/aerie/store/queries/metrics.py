@@ -1,0 +1,74 @@
+"""The time series that stages report, and what was observed of servers and machines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from psycopg2.extras import Json, execute_values
+
+from aerie.store.connection import Connection, transaction
+from aerie.store.queries.rows import Row, as_mappings
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """Figures of one interval; ``at`` carries its time zone."""
+
+    at: datetime
+    run_id: str
+    edition: str
+    dataset: str | None
+    stage: str
+    figures: Mapping[str, float | int | str | None]
+
+
+def record_metrics(connection: Connection, rows: Sequence[MetricRow]) -> None:
+    """Append rows to the time series."""
+    if not rows:
+        return
+    with transaction(connection) as cursor:
+        execute_values(
+            cursor,
+            "INSERT INTO interval_metrics (at, run_id, edition, dataset, stage, figures) VALUES %s",
+            [(row.at, row.run_id, row.edition, row.dataset, row.stage, Json(row.figures)) for row in rows],
+        )
+
+
+def read_metrics(
+    connection: Connection, *, edition: str, stage: str, dataset: str | None = None, since: datetime | None = None
+) -> list[Row]:
+    """The time series of a stage, oldest first; ``dataset`` None takes every data set."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            SELECT at, run_id, dataset, figures FROM interval_metrics
+            WHERE edition = %(edition)s AND stage = %(stage)s
+                AND (%(dataset)s IS NULL OR dataset = %(dataset)s)
+                AND (%(since)s::timestamptz IS NULL OR at >= %(since)s)
+            ORDER BY at, id
+            """,
+            {"edition": edition, "stage": stage, "dataset": dataset, "since": since},
+        )
+        return list(as_mappings(cursor))
+
+
+def record_observation(connection: Connection, *, kind: str, subject: str, document: Mapping[str, Any]) -> None:
+    """Record what was measured of ``subject`` (a server's plan, a machine)."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "INSERT INTO observations (kind, subject, document) VALUES (%s, %s, %s)", (kind, subject, Json(document))
+        )
+
+
+def list_observations(connection: Connection, *, kind: str, subject: str | None = None) -> list[Row]:
+    """Observations of a kind, newest first."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            SELECT * FROM observations WHERE kind = %(kind)s AND (%(subject)s IS NULL OR subject = %(subject)s)
+            ORDER BY at DESC, id DESC
+            """,
+            {"kind": kind, "subject": subject},
+        )
+        return list(as_mappings(cursor))

@@ -1,0 +1,74 @@
+"""Fixtures for every area. Imports are lazy: a test directory runs in one of three environments."""
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from aerie.local.postgres import Cluster
+
+TEMPLATE = "aerie_template"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator["Cluster"]:
+    """A throwaway PostgreSQL server, with one migrated database to copy."""
+    from aerie.local.postgres import Cluster, free_port
+    from aerie.store.migrate import migrate
+
+    folder = Path(tempfile.mkdtemp(prefix="aerie-test-postgres-"))
+    cluster = Cluster(folder=folder, port=free_port(), password="for tests")
+    try:
+        cluster.start()
+        _relax(cluster)
+        _create(cluster, TEMPLATE)
+        migrate(cluster.url(TEMPLATE))
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def empty_database_url(postgres: "Cluster") -> str:
+    """URL of a new database without tables."""
+    name = f"empty_{uuid.uuid4().hex[:12]}"
+    _create(postgres, name)
+    return postgres.url(name)
+
+
+@pytest.fixture
+def database_url(postgres: "Cluster") -> str:
+    """URL of a new database with Aerie's tables."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    _create(postgres, name, template=TEMPLATE)
+    return postgres.url(name)
+
+
+def _relax(cluster: "Cluster") -> None:
+    """Nothing here outlives the machine: without fsync, stopping takes no time."""
+    from aerie.store.connection import connected
+
+    with connected(cluster.url("postgres")) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER SYSTEM SET fsync = off")
+            cursor.execute("SELECT pg_reload_conf()")
+
+
+def _create(cluster: "Cluster", name: str, *, template: str = "template1") -> None:
+    from psycopg2 import sql
+
+    from aerie.store.connection import connected
+
+    with connected(cluster.url("postgres")) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(
+                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+            )

@@ -1,0 +1,230 @@
+"""The store against a real PostgreSQL."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from aerie.artefacts.manifest import read_manifest, write_manifest
+from aerie.errors import Failed, Retryable
+from aerie.store.connection import connect, connected, transaction
+from aerie.store.migrate import migrate
+from aerie.store.queries import alerts, drafters, leases, ledger, manifests, metrics, previews, runs
+
+KEY = {"edition": "main", "dataset": "B1_glaive"}
+
+
+@pytest.fixture
+def connection(database_url):
+    with connected(database_url) as opened:
+        yield opened
+
+
+def test_an_unreachable_database_is_worth_retrying_and_its_password_stays_secret():
+    with pytest.raises(Retryable, match=r"127\.0\.0\.1:1/aerie") as caught:
+        connect("postgresql://aerie:hush@127.0.0.1:1/aerie")
+    assert "hush" not in str(caught.value)
+
+
+def test_a_connection_that_breaks_in_a_transaction_is_worth_retrying(database_url):
+    with connected(database_url) as ours, connected(database_url) as theirs:
+        with transaction(theirs) as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s)", (ours.info.backend_pid,))
+        with pytest.raises(Retryable, match="broke"):
+            ledger.count_ledger(ours, **KEY)
+
+
+def test_migrating_again_changes_nothing_and_two_at_once_take_turns(empty_database_url):
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(migrate, [empty_database_url] * 2))
+    with connected(empty_database_url) as opened:
+        runs.record_run(opened, run_id="r1", dag_id="d", edition="main", config={})
+        migrate(empty_database_url)
+        assert [run["run_id"] for run in runs.list_runs(opened)] == ["r1"]
+
+
+def test_a_run_records_its_end_and_a_retry_of_its_start_reopens_it(connection):
+    runs.record_run(connection, run_id="r1", dag_id="eagle3", edition="main", config={"datasets": ["B1_glaive"]})
+    runs.finish_run(connection, run_id="r1", state="failed", summary={"why": "canary"})
+    (run,) = runs.list_runs(connection)
+    assert (run["state"], run["summary"]) == ("failed", {"why": "canary"}) and run["finished_at"] is not None
+    runs.record_run(connection, run_id="r1", dag_id="eagle3", edition="main", config={})
+    (run,) = runs.list_runs(connection)
+    assert run["state"] == "running" and run["finished_at"] is None
+
+
+def test_a_manifest_recorded_twice_is_one_row(connection, tmp_path: Path):
+    written = write_manifest(
+        tmp_path / "m.json", stage="merge", edition="main", dataset=None, fingerprint="f", inputs=(), outputs=(),
+        counts={"rows": 3},
+    )  # fmt: skip
+    for run_id in ("r1", "r2"):
+        manifests.record_manifest(connection, read_manifest(tmp_path / "m.json"), run_id)
+    (row,) = manifests.latest_manifests(connection, edition="main")
+    assert (row["run_id"], row["document"]["counts"]) == ("r1", {"rows": 3})
+    assert row["finished_at"] == written.finished_at
+
+
+ROWS = (
+    ledger.LedgerRow(
+        "a", "kept", 1, flags=("truncated",), prompt_tokens=10, completion_tokens=100, generated_tokens=100
+    ),
+    ledger.LedgerRow("b", "kept", 2, prompt_tokens=20, completion_tokens=50, generated_tokens=80),
+    ledger.LedgerRow("c", "quarantined", 1, ("loop",), prompt_tokens=5, completion_tokens=7, generated_tokens=7),
+    ledger.LedgerRow("d", "skipped", reasons=("held_out",), prompt_tokens=1),
+    ledger.LedgerRow("e", "pending", prompt_tokens=1),
+    ledger.LedgerRow("f", "failed", 4, ("http_500",), detail="the server said no", prompt_tokens=1),
+)
+
+
+def test_the_six_states_add_up_to_the_prompts_and_only_kept_tokens_count_as_kept(connection):
+    ledger.write_rows(connection, **KEY, rows=ROWS)
+    counts = ledger.count_ledger(connection, **KEY)
+    states = counts.pending + counts.in_flight + counts.kept + counts.quarantined + counts.skipped + counts.failed
+    assert states == counts.prompts == 6
+    assert (counts.kept_response_tokens, counts.kept_prompt_tokens, counts.generated_tokens) == (150, 30, 187)
+    assert counts.flagged == 1
+    assert ledger.count_editions(connection) == {("main", "B1_glaive"): counts}
+    assert ledger.count_editions(connection, edition="other") == {}
+    assert ledger.count_reasons(connection, **KEY)["quarantined"] == {"loop": 1}
+
+
+def test_a_row_reads_back_as_it_was_written(connection):
+    ledger.write_rows(connection, **KEY, rows=ROWS)
+    assert ledger.read_ledger(connection, **KEY) == {row.sample_id: row for row in ROWS}
+    changed = replace(ROWS[4], state="in_flight", attempts=1)
+    ledger.write_rows(connection, **KEY, rows=[changed])
+    assert ledger.read_ledger(connection, **KEY)["e"] == changed
+
+
+@dataclass(frozen=True)
+class Verdict:
+    sample_id: str
+    verdict: str
+    reasons: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    prompt_tokens: int = 10
+    completion_tokens: int = 100
+    reasoning_tokens: int = 3
+    tool_calls: int = 0
+
+
+def test_verdicts_of_validate_move_rows_and_add_imported_ones(connection):
+    ledger.write_rows(connection, **KEY, rows=ROWS)
+    given = [Verdict("a", "quarantined", ("policy:truncated",)), Verdict("new", "kept", flags=("odd",))]
+    assert ledger.load_verdicts(connection, **KEY, verdicts=given) == 2
+    rows = ledger.read_ledger(connection, **KEY)
+    assert (rows["a"].state, rows["a"].reasons, rows["a"].judged_by) == (
+        "quarantined",
+        ("policy:truncated",),
+        "validate",
+    )
+    assert rows["a"].generated_tokens == 100
+    assert (rows["new"].state, rows["new"].flags) == ("kept", ("odd",))
+    with pytest.raises(Failed, match="'maybe'"):
+        ledger.load_verdicts(connection, **KEY, verdicts=[Verdict("b", "kept"), Verdict("c", "maybe")])
+    assert ledger.read_ledger(connection, **KEY)["b"].judged_by is None, "a refused load must leave nothing behind"
+
+
+HOLD = """
+import sys
+from aerie.store.connection import connect
+from aerie.store.queries.ledger import only_writer
+connection = connect(sys.argv[1])
+with only_writer(connection, edition="main", dataset="B1_glaive", run_id="the first run"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_writer_is_refused_by_name_until_the_first_is_gone_even_by_sigkill(connection, database_url):
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, database_url],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "include"},
+    )  # fmt: skip
+    try:
+        assert first.stdout.readline() == "held\n"
+        with (
+            pytest.raises(Failed, match=rf"run the first run \(process {first.pid} on "),
+            ledger.only_writer(connection, **KEY, run_id="the second run"),
+        ):
+            pytest.fail("two writers at once")
+        with ledger.only_writer(connection, edition="main", dataset="B2_opencodeinstruct", run_id="r"):
+            pass
+    finally:
+        first.kill()
+        first.wait()
+        first.stdin.close()
+        first.stdout.close()
+    _wait_until_backend_gone(connection)
+    with ledger.only_writer(connection, **KEY, run_id="the second run"):
+        pass
+
+
+def _wait_until_backend_gone(connection: psycopg2.extensions.connection) -> None:
+    """PostgreSQL notices a dead client when it next reads from it."""
+    for _ in range(1000):
+        with transaction(connection) as cursor:
+            cursor.execute(
+                "SELECT count(*), pg_sleep(0.01) FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
+                "pg_backend_pid() AND backend_type = 'client backend'"
+            )
+            if cursor.fetchone()[0] == 0:
+                return
+    pytest.fail("the dead process's connection is still there")
+
+
+def test_editions_keep_settings_beside_fingerprints_and_say_why_they_stopped(connection):
+    settings = {
+        "generation_fingerprint": "g", "generation_settings": {"seed": 1},
+        "rules_fingerprint": "r", "rules_settings": {"version": 3},
+    }  # fmt: skip
+    runs.record_edition(connection, **KEY, **settings)
+    runs.record_stop(connection, **KEY, stopped_by="budget", message="12 of 10 tokens")
+    assert runs.read_edition(connection, **KEY)["stopped_by"] == "budget"
+    runs.record_edition(connection, **KEY, **settings)
+    row = runs.read_edition(connection, **KEY)
+    assert row["stopped_by"] is None and row["generation_settings"] == {"seed": 1}
+    assert runs.read_edition(connection, edition="main", dataset="B9") is None
+
+
+def test_metrics_alerts_leases_drafters_and_previews_read_back(connection):
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    row = metrics.MetricRow(at, "r1", "main", "B1_glaive", "generate", {"tokens": 5, "rate": 0.5, "none": None})
+    metrics.record_metrics(connection, [row])
+    metrics.record_metrics(connection, [])
+    (read,) = metrics.read_metrics(connection, edition="main", stage="generate", since=at)
+    assert (read["at"], read["figures"]) == (at, dict(row.figures))
+    assert metrics.read_metrics(connection, edition="main", stage="generate", dataset="B2") == []
+
+    metrics.record_observation(connection, kind="server", subject="plan-1", document={"max_total_num_tokens": 9})
+    assert metrics.list_observations(connection, kind="server")[0]["document"] == {"max_total_num_tokens": 9}
+
+    alerts.record_alert(connection, reason="canary", message="too few tool calls", edition="main")
+    assert alerts.list_alerts(connection, edition="main")[0]["message"] == "too few tool calls"
+
+    leases.record_lease(connection, {"launch_token": "t", "port": 1})
+    leases.record_lease(connection, {"launch_token": "t", "port": 2})
+    leases.mark_lease_ended(connection, launch_token="t", reason="stopped")
+    leases.mark_lease_ended(connection, launch_token="t", reason="reaped")
+    (lease,) = leases.list_leases(connection)
+    assert (lease["document"]["port"], lease["end_reason"]) == (2, "stopped")
+    assert leases.list_leases(connection, open_only=True) == []
+
+    known = {"drafter_id": "d1", "edition": "main", "uri": "file:///d1"}
+    drafters.record_drafter(connection, **known, state="trained", training={"loss": 1.5})
+    drafters.record_drafter(connection, **known, state="measured", benchmark={"acceptance_length": 2.5})
+    (drafter,) = drafters.list_drafters(connection, edition="main")
+    assert drafter["training"] == {"loss": 1.5} and drafter["benchmark"] == {"acceptance_length": 2.5}
+
+    ledger.write_rows(connection, **KEY, rows=ROWS)
+    assert previews.load_previews(connection, **KEY, previews=[{"sample_id": "z", "text": "old"}]) == 1
+    assert previews.load_previews(connection, **KEY, previews=[{"sample_id": "a", "text": "hello"}]) == 1
+    (preview,) = previews.list_previews(connection, **KEY)
+    assert (preview["document"]["text"], preview["flags"]) == ("hello", ["truncated"])
