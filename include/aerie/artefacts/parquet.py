@@ -1,7 +1,7 @@
 """Streaming rows in and out of Parquet files of a fixed schema; the formats themselves are in their own modules."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,44 @@ from aerie.errors import BadInput
 ROWS_PER_GROUP = 1024
 
 
+class RowWriter:
+    """Writer of rows one at a time, for a pass that writes several files; a row group is held in memory."""
+
+    def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema) -> None:
+        self._writer = writer
+        self._schema = schema
+        self._group: list[Mapping[str, Any]] = []
+        self.written = 0
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row."""
+        self._group.append(row)
+        self.written += 1
+        if len(self._group) == ROWS_PER_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows held in memory as a row group."""
+        if self._group:
+            self._writer.write_table(pa.Table.from_pylist(self._group, schema=self._schema))
+            self._group = []
+
+
+@contextmanager
+def row_writer(path: Path, schema: pa.Schema) -> Iterator[RowWriter]:
+    """Yield a writer of ``path``, which appears whole when the block ends well and not at all otherwise."""
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as parquet:
+        writer = RowWriter(parquet, schema)
+        yield writer
+        writer.flush()
+
+
 def write_rows(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write ``rows`` to ``path`` atomically, a row group at a time, and return how many there were."""
-    remaining = iter(rows)
-    written = 0
-    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        while group := list(islice(remaining, ROWS_PER_GROUP)):
-            writer.write_table(pa.Table.from_pylist(group, schema=schema))
-            written += len(group)
-    return written
+    with row_writer(path, schema) as writer:
+        for row in rows:
+            writer.write(row)
+    return writer.written
 
 
 def iterate_rows(path: Path, schema: pa.Schema, *, written_by: str) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,204 @@
+"""The automaton's walk over one response: which region each token belongs to, and where the format was left."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.boundary.grammar import (
+    BEGINS,
+    IN_TOOLS,
+    MAY_FOLLOW,
+    NESTS_IN,
+    TOOL_KINDS,
+    Grammar,
+    Kind,
+    PromptEnd,
+    Region,
+)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens ``start`` to ``stop`` (exclusive) of one kind.
+
+    Kinds are the values of ``Region``, ``boundary`` (a think tag), ``tool`` (a tool token), ``end`` and ``foreign``.
+    """
+
+    kind: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A complete call: the spans of its id and of its arguments, in indices of the response."""
+
+    id_start: int
+    id_stop: int
+    arguments_start: int
+    arguments_stop: int
+
+
+_SPAN_KINDS: Mapping[Kind, str] = {
+    Kind.OPEN: "boundary",
+    Kind.CLOSE: "boundary",
+    Kind.END: "end",
+    Kind.FOREIGN: "foreign",
+    Kind.OUT_OF_RANGE: "foreign",
+    **dict.fromkeys(TOOL_KINDS, "tool"),
+}
+
+
+@dataclass
+class Walk:
+    """One walk. ``marks`` maps a reason or flag to the indices of the tokens to blame."""
+
+    codes: NDArray[np.uint8]
+    grammar: Grammar
+    region: Region = Region.ANSWER
+    opened: bool = False
+    thinking_off: bool = False
+    end: int | None = None
+    reasoning_tokens: int = 0
+    answer_tokens: int = 0
+    reasoning_written: bool = False
+    answer_written: bool = False
+    calls_begun: int = 0
+    calls: list[ToolCall] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    marks: dict[str, list[int]] = field(default_factory=dict)
+    _calls_in_section: int = 0
+    _id_start: int = 0
+    _arguments_start: int = 0
+
+    def run(self, prompt_end: PromptEnd) -> None:
+        """Walk the whole response from where the prompt leaves it."""
+        self._start(prompt_end)
+        position = 0
+        for index in np.flatnonzero(self.codes > Kind.WHITESPACE).tolist():
+            self._ordinary(position, index)
+            self._special(index, Kind(int(self.codes[index])))
+            position = index + 1
+        self._ordinary(position, self.codes.size)
+        self._finish()
+
+    def mark(self, reason: str, *indices: int) -> None:
+        """Note a reason, with the tokens to blame where there are any."""
+        self.marks.setdefault(reason, []).extend(indices)
+
+    def _start(self, prompt_end: PromptEnd) -> None:
+        if self.grammar.opens_in == "never":
+            return
+        if prompt_end is PromptEnd.CLOSED:
+            self.thinking_off = True
+        elif prompt_end is PromptEnd.OPEN:
+            self.opened, self.region = True, Region.REASONING
+        elif self.grammar.opens_in == "prompt":
+            self.mark("prompt_not_open")
+            self.region = Region.REASONING
+        elif self.codes.size and self.codes[0] == Kind.OPEN:
+            self.region = Region.REASONING
+        else:
+            self.mark("no_open", *range(min(1, self.codes.size)))
+            self.opened = True
+            # A closing tag shows that reasoning is there and only its opening is lost.
+            self.region = Region.REASONING if (self.codes == Kind.CLOSE).any() else Region.ANSWER
+
+    def _ordinary(self, start: int, stop: int) -> None:
+        """Ordinary and white-space tokens ``start`` to ``stop`` in the present region."""
+        if start == stop:
+            return
+        self.spans.append(Span(self.region, start, stop))
+        if self.region is Region.REASONING:
+            self.reasoning_tokens += stop - start
+            self.reasoning_written = self.reasoning_written or self._written(start, stop)
+        elif self.region in (Region.ANSWER, Region.AFTER_TOOLS):
+            self.answer_tokens += stop - start
+            self.answer_written = self.answer_written or self._written(start, stop)
+        elif self.region is Region.SECTION and self._written(start, stop):
+            self.mark("tool_unbalanced", start)
+
+    def _written(self, start: int, stop: int) -> bool:
+        return bool(self.codes[start] == Kind.ORDINARY or (self.codes[start:stop] == Kind.ORDINARY).any())
+
+    def _special(self, index: int, kind: Kind) -> None:
+        self.spans.append(Span(_SPAN_KINDS[kind], index, index + 1))
+        if kind is Kind.FOREIGN:
+            self.mark("foreign_special_token", index)
+        elif kind is Kind.OUT_OF_RANGE:
+            self.mark("id_out_of_range", index)
+        elif kind in (Kind.OPEN, Kind.CLOSE):
+            self._think_tag(index, kind)
+        elif self.region is Region.ENDED:
+            return
+        elif kind is Kind.END:
+            self._end(index)
+        elif self.region is Region.REASONING:
+            self._tool_token_in_reasoning(index, kind)
+        else:
+            self._tool_token(index, kind)
+
+    def _think_tag(self, index: int, kind: Kind) -> None:
+        if self.thinking_off:
+            self.mark("think_tag_while_off", index)
+        elif kind is Kind.OPEN:
+            if self.opened or index:
+                self.mark("second_open", index)
+            self.opened = True
+        elif self.region is Region.REASONING:
+            self._leave_reasoning(index)
+            self.region = BEGINS[kind]
+        else:
+            self.mark("second_close", index)
+
+    def _leave_reasoning(self, index: int) -> None:
+        if not self.reasoning_written:
+            self.mark("empty_reasoning", index)
+
+    def _end(self, index: int) -> None:
+        if self.region is Region.REASONING:
+            self.mark("no_close", index)
+            self._leave_reasoning(index)
+        elif self.region in IN_TOOLS:
+            self.mark("tool_unbalanced", index)
+        self.end, self.region = index, BEGINS[Kind.END]
+
+    def _tool_token_in_reasoning(self, index: int, kind: Kind) -> None:
+        if kind is not Kind.SECTION_BEGIN:
+            self.mark("tool_unbalanced", index)
+            return
+        self.mark("close_missing_before_tools" if self.grammar.closed_by_tools else "no_close", index)
+        self._leave_reasoning(index)
+        self.region, self._calls_in_section = BEGINS[kind], 0
+
+    def _tool_token(self, index: int, kind: Kind) -> None:
+        if self.region in NESTS_IN.get(kind, ()):
+            self.mark("tool_nested", index)
+        elif self.region not in MAY_FOLLOW[kind] or (kind is Kind.SECTION_END and not self._calls_in_section):
+            self.mark("tool_unbalanced", index)
+        if kind is Kind.SECTION_BEGIN:
+            self._calls_in_section = 0
+        elif kind is Kind.CALL_BEGIN:
+            self.calls_begun += 1
+            self._calls_in_section += 1
+            self._id_start = index + 1
+        elif kind is Kind.ARGUMENT_BEGIN:
+            self._arguments_start = index + 1
+        elif kind is Kind.CALL_END and self.region is Region.ARGUMENTS:
+            self.calls.append(ToolCall(self._id_start, self._arguments_start - 1, self._arguments_start, index))
+        # The token decides the region even when it is out of order, so that one fault is one mark.
+        self.region = BEGINS[kind]
+
+    def _finish(self) -> None:
+        if self.end is None:
+            self.mark("missing_end")
+            if self.region is Region.REASONING:
+                self.mark("no_close")
+            elif self.region in IN_TOOLS:
+                self.mark("tool_unbalanced")
+        elif self.end + 1 < self.codes.size:
+            self.mark("tokens_after_end", self.end + 1)
+        if not self.answer_written and not self.calls_begun:
+            self.mark("empty_answer")
