@@ -8,7 +8,9 @@ later is an error that names file and offset; the writer sets such rows aside in
 stays readable and the samples can be generated again.
 """
 
+import hashlib
 import os
+import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +34,8 @@ TokenCount = Annotated[int, Field(ge=0)]
 class ResponseHead(BaseModel):
     """One answer of the server, without its tokens.
 
-    ``attempt`` numbers the requests sent for a sample, from 1. ``prompt_sha256`` is of the prompt ids
-    (``aerie.generation.prompts.prompt_sha256``). ``finish_reason`` and ``meta_info`` are the server's own;
+    ``attempt`` numbers the requests sent for a sample, from 1. ``prompt_sha256`` is the function of that
+    name, of the prompt ids. ``finish_reason`` and ``meta_info`` are the server's own;
     ``launch_token`` says which server. ``max_new_tokens`` is the cap that the request asked for.
     """
 
@@ -88,6 +90,11 @@ class Repair:
     torn_offset: int | None = None
     torn_bytes: int = 0
     damaged: tuple[DamagedRow, ...] = ()
+
+
+def prompt_sha256(prompt_ids: Sequence[int]) -> str:
+    """SHA-256, in hex, of prompt ids as little-endian int32."""
+    return hashlib.sha256(struct.pack(f"<{len(prompt_ids)}i", *prompt_ids)).hexdigest()
 
 
 def encode(response: Response) -> bytes:
