@@ -63,7 +63,8 @@ class Profile(Frozen):
     """A model family.
 
     ``model_types`` guards against a checkpoint of another family whose ids happen to fit. ``generation_prompt_tail`` is
-    what a rendered prompt must end with when thinking is on. ``forced_vocabulary`` are tokens that the draft vocabulary
+    what a rendered prompt must end with when thinking is on. ``thinking_switch`` is the template variable that turns
+    thinking off, None for a family that cannot. ``forced_vocabulary`` are tokens that the draft vocabulary
     must hold however rare they are. ``module_prefix`` is how the checkpoint's decoder is called inside the server
     (``model`` or ``language_model.model``). ``capture_layers`` are residual streams entering those layers; None takes
     speculators' default.
@@ -77,6 +78,7 @@ class Profile(Frozen):
     tools: ToolGrammar | None = None
     response_tokens_allowed: tuple[str, ...] = ()
     template_switches: Mapping[str, Any] = {}
+    thinking_switch: str | None = None
     generation_prompt_tail: tuple[str, ...] = ()
     sampling: Sampling
     forced_vocabulary: tuple[str, ...] = ()
