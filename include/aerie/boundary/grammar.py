@@ -152,10 +152,11 @@ def compile_grammar(
         raise BadInput(f"profile {profile.name}: vocabulary size {vocabulary_size}: expected at least 1")
     _check_expected(profile, token_ids)
     kinds = np.zeros(vocabulary_size, dtype=np.uint8)
-    for token_id in whitespace_ids:
-        kinds[_inside(profile, "a white-space token", token_id, vocabulary_size)] = Kind.WHITESPACE
     for token, token_id in token_ids.items():
         kinds[_inside(profile, token, token_id, vocabulary_size)] = Kind.FOREIGN
+    # After the added tokens: some tokenizers add runs of spaces, and a prompt's tail may name a newline.
+    for token_id in whitespace_ids:
+        kinds[_inside(profile, "a white-space token", token_id, vocabulary_size)] = Kind.WHITESPACE
     for token in profile.response_tokens_allowed:
         kinds[_id_of(profile, token, token_ids)] = Kind.ORDINARY
     taken: dict[int, str] = {}

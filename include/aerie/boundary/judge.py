@@ -162,8 +162,10 @@ def _echoed_tokens(prompt: NDArray[np.int64], output: NDArray[np.int64], grammar
     shared = min(prompt.size, output.size)
     if shared <= 1:
         return 0
-    differing = np.flatnonzero(prompt[:shared] != output[:shared])
-    from_start = int(differing[0]) if differing.size else shared
+    from_start = 0
+    if prompt[0] == output[0]:
+        differing = np.flatnonzero(prompt[:shared] != output[:shared])
+        from_start = int(differing[0]) if differing.size else shared
     starts = np.flatnonzero((prompt[:-1] == output[0]) & (prompt[1:] == output[1]))
     lengths = [prompt.size - start for start in starts.tolist() if prompt.size - start <= shared]
     as_tail = next((n for n in lengths if ends_with(prompt, tuple(output[:n].tolist()))), 0)
