@@ -90,7 +90,16 @@ def ensure_tools(lock_descriptor: int) -> Path:
     folder = HOME / "envs" / "tools"
     if not is_complete("tools"):
         python = make_venv(folder, lock_descriptor)
-        command = [python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS / "tools.txt"]
+        command: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--require-hashes",
+            "-r",
+            REQUIREMENTS / "tools.txt",
+        ]
         run("installing the installer", command, lock_descriptor)
         (folder / MARK).write_text(wanted_mark("tools"))
     return folder / "bin" / "uv"
@@ -111,7 +120,18 @@ def make_environment(environment: str, lock_descriptor: int) -> None:
         source = ["--index-url", index] if index else []
         run("installing torch", [python, "-m", "pip", "install", "--quiet", *source, TORCH], lock_descriptor)
     for lock in locks_of(environment):
-        command = [uv, "pip", "install", "--quiet", "--python", python, "--no-deps", "--require-hashes", "-r", lock]
+        command: list[str | Path] = [
+            uv,
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            python,
+            "--no-deps",
+            "--require-hashes",
+            "-r",
+            lock,
+        ]
         run(f"installing {lock.name}", command, lock_descriptor)
     (folder / MARK).write_text(wanted_mark(environment))
 

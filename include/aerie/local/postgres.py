@@ -13,13 +13,13 @@ import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit, urlunsplit
 
-import psycopg2
 from psycopg2 import sql
 
 from aerie.errors import BadInput, Failed
 from aerie.local.processes import ProcessIdentity, wait_until_gone
+from aerie.store.connection import connected
 
 SYSTEM_USERS = ("postgres", "nobody")
 START_SECONDS = 60
@@ -225,14 +225,17 @@ class Cluster:
                 f"PostgreSQL (pid {identity.pid}) is still running after {STOP_SECONDS} s; its log is {self.log}"
             )
 
-    def ensure_database(self, name: str) -> None:
-        """Create a database unless it is there."""
-        connection = psycopg2.connect(self.url("postgres"))
-        try:
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
-                if cursor.fetchone() is None:
-                    cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        finally:
-            connection.close()
+
+def ensure_database(url: str) -> None:
+    """Create the database that ``url`` names unless it is there.
+
+    Raises:
+        Retryable: the server cannot be reached, or its user may not create databases.
+    """
+    name = urlsplit(url).path.removeprefix("/")
+    with connected(urlunsplit(urlsplit(url)._replace(path="/postgres"))) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
+            if cursor.fetchone() is None:
+                cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

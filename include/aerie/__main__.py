@@ -1,0 +1,5 @@
+"""``python -m aerie``: the command line."""
+
+from aerie.cli import main
+
+main()

@@ -1,0 +1,118 @@
+"""The command line. Heavy imports stay inside the commands: ``aerie stage`` runs in three environments."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aerie import __version__
+from aerie.errors import AerieError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+database = typer.Typer(no_args_is_help=True, help="Aerie's own database.")
+app.add_typer(database, name="db")
+
+
+def say(message: str) -> None:
+    """Tell the person at the terminal what is being done."""
+    typer.echo(f"aerie: {message}", err=True)
+
+
+@app.command()
+def setup() -> None:
+    """Make the environments (done by every command that needs them)."""
+    say("the environments are ready")
+
+
+@app.command()
+def up() -> None:
+    """Start PostgreSQL and Airflow, re-using what runs."""
+    from aerie.local.stack import up as start
+
+    configuration = start(say)
+    typer.echo(f"Airflow: {configuration.airflow_url}  user admin  password {configuration.airflow_password}")
+
+
+@app.command()
+def down(
+    purge: Annotated[bool, typer.Option(help="Also remove databases, data and environments made here.")] = False,
+) -> None:
+    """Stop everything that Aerie started here, and nothing else."""
+    from aerie.local.stack import down as stop
+
+    stop(say, purge=purge)
+    say("everything is stopped")
+
+
+@app.command()
+def status() -> None:
+    """Show what runs here."""
+    from aerie.local.stack import status as describe
+
+    for part, state in describe().items():
+        typer.echo(f"{part:24} {state}")
+
+
+@app.command()
+def demo(
+    once: Annotated[
+        bool, typer.Option(help="Shut everything down at the end; exit 1 unless the run succeeded.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Where to write the summary as JSON.")] = None,
+) -> None:
+    """Run the main job on the sample sources and leave Airflow's UI open."""
+    from aerie.local.demo import run_demo
+
+    succeeded = run_demo(say, once=once, summary_path=json)
+    if not succeeded:
+        raise typer.Exit(1)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def test(
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", help="Also what takes long, the whole demo among it.")] = False,
+) -> None:
+    """Run the tests, each where its code runs; further arguments go to pytest."""
+    from aerie.local.testing import run_tests
+
+    raise typer.Exit(run_tests(everything=everything, arguments=context.args))
+
+
+@app.command()
+def stage(
+    name: str,
+    request: Annotated[Path, typer.Option(help="Request, a JSON document.")],
+    result: Annotated[Path, typer.Option(help="Where to write the result.")],
+    events: Annotated[Path, typer.Option(help="Where to append the events, JSON lines.")],
+) -> None:
+    """Run one stage of the pipeline in this environment."""
+    from aerie.stages import run_stage
+
+    run_stage(name, request=request, result=result, events=events)
+
+
+@database.command("migrate")
+def database_migrate() -> None:
+    """Bring Aerie's tables to the version of this code; nothing to do where they are."""
+    from aerie.settings.machine import database_url
+    from aerie.store.migrate import migrate
+
+    migrate(database_url())
+    say("the database is up to date")
+
+
+@app.command()
+def version() -> None:
+    """Print Aerie's version."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line and its exit code."""
+    try:
+        app()
+    except AerieError as error:
+        say(str(error))
+        sys.exit(error.exit_code)

@@ -1,0 +1,198 @@
+"""Ports, secrets and environment variables of the local stack, chosen once and kept in ``stack.json``."""
+
+import hashlib
+import json
+import os
+import secrets
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import BaseModel, ConfigDict
+
+from aerie.artefacts.files import write_text
+from aerie.errors import BadInput
+from aerie.local.postgres import Cluster, free_port, is_free
+from aerie.settings.machine import PROJECT_ROOT, aerie_home
+
+DEFAULT_AIRFLOW_PORT = 8080
+STACK_ID_VARIABLE = "AERIE_STACK_ID"
+"""Every process of a stack carries its id, so that ``down`` finds what outlived its parent."""
+
+
+def private_folder() -> Path:
+    """Folder for PostgreSQL: in the clone; for root below /var/lib, where PostgreSQL's own user can reach it."""
+    if os.geteuid() != 0:
+        return aerie_home() / "private"
+    name = hashlib.sha256(str(aerie_home().resolve()).encode()).hexdigest()[:12]
+    return Path("/var/lib") / f"aerie-{name}"
+
+
+class StackConfiguration(BaseModel):
+    """What the stack's processes share. Secrets are made once, at random, and stay on this machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stack_id: str
+    airflow_port: int
+    postgres_port: int
+    scheduler_log_port: int
+    triggerer_log_port: int
+    postgres_password: str
+    airflow_password: str
+    jwt_secret: str
+    api_secret: str
+    fernet_key: str
+
+    @classmethod
+    def make(cls) -> Self:
+        """Choose free ports and fresh secrets."""
+        return cls(
+            stack_id=secrets.token_hex(8),
+            airflow_port=choose_airflow_port(),
+            postgres_port=free_port(),
+            scheduler_log_port=free_port(),
+            triggerer_log_port=free_port(),
+            postgres_password=secrets.token_urlsafe(24),
+            airflow_password=secrets.token_urlsafe(9),
+            jwt_secret=secrets.token_urlsafe(48),
+            api_secret=secrets.token_urlsafe(24),
+            fernet_key=urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+        )
+
+    @classmethod
+    def load_or_make(cls) -> Self:
+        """Read ``stack.json``; the first time, write it."""
+        path = configuration_path()
+        if path.exists():
+            return cls.model_validate_json(path.read_bytes())
+        made = cls.make()
+        made.save()
+        return made
+
+    def save(self) -> None:
+        """Write ``stack.json``, readable by this user only."""
+        path = configuration_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        write_text(path, self.model_dump_json(indent=2) + "\n")
+        path.chmod(0o600)
+
+    def with_free_ports(self) -> Self:
+        """The same configuration with a new port for each that something else took in the meantime."""
+        taken = {
+            name: free_port()
+            for name in ("postgres_port", "scheduler_log_port", "triggerer_log_port")
+            if not is_free(getattr(self, name))
+        }
+        if not is_free(self.airflow_port) or os.environ.get("AERIE_PORT"):
+            taken["airflow_port"] = choose_airflow_port()
+        return self.model_copy(update=taken)
+
+    @property
+    def airflow_url(self) -> str:
+        """URL of Airflow's UI and REST API."""
+        return f"http://127.0.0.1:{self.airflow_port}"
+
+    @property
+    def cluster(self) -> Cluster:
+        """The embedded PostgreSQL."""
+        return Cluster(private_folder() / "postgres", self.postgres_port, self.postgres_password)
+
+    @property
+    def database_url(self) -> str:
+        """URL of Aerie's own database: ``AERIE_DATABASE_URL``, else the embedded PostgreSQL's."""
+        return os.environ.get("AERIE_DATABASE_URL") or self.cluster.url("aerie")
+
+    @property
+    def airflow_database_url(self) -> str:
+        """URL of Airflow's metadata database, on the same PostgreSQL."""
+        given = os.environ.get("AERIE_DATABASE_URL")
+        if not given:
+            return self.cluster.url("airflow")
+        parts = urlsplit(given)
+        return urlunsplit(parts._replace(path=f"{parts.path}_airflow"))
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables of every process of the stack."""
+        home = aerie_home()
+        airflow_home = home / "airflow"
+        sqlalchemy_url = self.airflow_database_url.replace("postgresql://", "postgresql+psycopg2://", 1)
+        settings: Mapping[str, Mapping[str, object]] = {
+            "core": {
+                "executor": "LocalExecutor",
+                "parallelism": max(2, os.cpu_count() or 2),
+                "dags_folder": PROJECT_ROOT / "dags",
+                "plugins_folder": PROJECT_ROOT / "plugins",
+                "load_examples": False,
+                "dags_are_paused_at_creation": False,
+                "execution_api_server_url": f"{self.airflow_url}/execution/",
+                "fernet_key": self.fernet_key,
+                "simple_auth_manager_users": "admin:admin",
+                "simple_auth_manager_passwords_file": airflow_home / "passwords.json",
+            },
+            "database": {"sql_alchemy_conn": sqlalchemy_url},
+            "api": {
+                "host": "127.0.0.1",
+                "port": self.airflow_port,
+                "base_url": self.airflow_url,
+                "workers": 1,
+                "secret_key": self.api_secret,
+            },
+            "api_auth": {"jwt_secret": self.jwt_secret},
+            "logging": {
+                "base_log_folder": airflow_home / "logs",
+                "worker_log_server_port": self.scheduler_log_port,
+                "trigger_log_server_port": self.triggerer_log_port,
+            },
+            "scheduler": {"scheduler_heartbeat_sec": 2},
+            "dag_processor": {"refresh_interval": 30, "min_file_process_interval": 30},
+            "usage_data_collection": {"enabled": False},
+        }
+        variables = {
+            f"AIRFLOW__{section.upper()}__{name.upper()}": str(value)
+            for section, values in settings.items()
+            for name, value in values.items()
+        }
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")},
+            **variables,
+            "AIRFLOW_HOME": str(airflow_home),
+            "AERIE_HOME": str(home),
+            "AERIE_DATABASE_URL": self.database_url,
+            "PYTHONPATH": f"{PROJECT_ROOT / 'include'}{os.pathsep}{PROJECT_ROOT / 'plugins'}",
+            "PATH": f"{home / 'envs' / 'airflow' / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            "PYTHONUNBUFFERED": "1",
+            STACK_ID_VARIABLE: self.stack_id,
+        }
+
+    def write_passwords(self) -> None:
+        """Give Airflow's user ``admin`` the stack's password."""
+        path = aerie_home() / "airflow" / "passwords.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        write_text(path, json.dumps({"admin": self.airflow_password}))
+        path.chmod(0o600)
+
+
+def configuration_path() -> Path:
+    """Where the stack's configuration is kept."""
+    return aerie_home() / "stack.json"
+
+
+def choose_airflow_port() -> int:
+    """``AERIE_PORT``, else 8080, else the next free one after it.
+
+    Raises:
+        BadInput: ``AERIE_PORT`` is not a port, or is taken.
+    """
+    asked = os.environ.get("AERIE_PORT")
+    if asked is None:
+        return next(port for port in range(DEFAULT_AIRFLOW_PORT, 65536) if is_free(port))
+    if not asked.isdigit() or not 0 < int(asked) < 65536:
+        raise BadInput(f"AERIE_PORT={asked} is not a port: expected a number from 1 to 65535")
+    if not is_free(int(asked)):
+        raise BadInput(f"port {asked} (AERIE_PORT) is in use: stop what listens there, or choose another")
+    return int(asked)

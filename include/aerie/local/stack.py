@@ -1,0 +1,182 @@
+"""The local stack as a whole: up, down, status."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from tenacity import RetryError, retry, retry_if_result, stop_after_delay, wait_fixed
+
+from aerie.artefacts.files import write_text
+from aerie.errors import Failed
+from aerie.local.airflow_api import AirflowApi
+from aerie.local.configuration import STACK_ID_VARIABLE, StackConfiguration, configuration_path, private_folder
+from aerie.local.postgres import ensure_database
+from aerie.local.processes import ProcessIdentity, stop_trees
+from aerie.local.supervisor import COMPONENTS, STOP_GRACE_SECONDS, SupervisorState, read_state, state_path
+from aerie.settings.machine import aerie_home
+from aerie.store.migrate import migrate
+
+HEALTH_SECONDS = 240
+POOLS = {"aerie_server": (1, "One task at a time drives the inference server")}
+Report = Callable[[str], None]
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """One ``up`` or ``down`` at a time."""
+    path = aerie_home() / "run" / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def up(report: Report) -> StackConfiguration:
+    """Bring the stack up, re-using what runs, and return its configuration.
+
+    Raises:
+        AerieError: a part of it does not start; the message names its log.
+    """
+    with exclusive():
+        configuration = StackConfiguration.load_or_make()
+        state = read_state()
+        if state is None or state.supervisor.find() is None:
+            _sweep(configuration, state)
+            configuration = _start(configuration, report)
+        api = AirflowApi(configuration.airflow_url, configuration.airflow_password)
+        _wait_until_healthy(api)
+        for name, (slots, description) in POOLS.items():
+            api.ensure_pool(name, slots, description)
+        return configuration
+
+
+def _start(configuration: StackConfiguration, report: Report) -> StackConfiguration:
+    (aerie_home() / "logs").mkdir(parents=True, exist_ok=True)
+    running_port = configuration.cluster.running_port()
+    if running_port is None:
+        configuration = configuration.with_free_ports()
+        configuration.save()
+    if not os.environ.get("AERIE_DATABASE_URL"):
+        report("starting PostgreSQL")
+        configuration.cluster.start()
+    for url in (configuration.database_url, configuration.airflow_database_url):
+        ensure_database(url)
+    report("bringing the databases up to date")
+    _migrate_airflow(configuration)
+    migrate(configuration.database_url)
+    configuration.write_passwords()
+    report(f"starting Airflow on {configuration.airflow_url}")
+    with (aerie_home() / "logs" / "supervisor.log").open("ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "aerie.local.supervisor"], env=configuration.environment(), stdout=log, stderr=log,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    return configuration
+
+
+def _migrate_airflow(configuration: StackConfiguration) -> None:
+    """Migrate Airflow's metadata database, unless this version of Airflow already did."""
+    environment_mark = (aerie_home() / "envs" / "airflow" / ".complete").read_text()
+    mark = aerie_home() / "run" / "airflow-migrated"
+    wanted = f"{environment_mark} {configuration.airflow_database_url.rpartition('@')[2].rpartition('/')[2]}"
+    if mark.exists() and mark.read_text() == wanted:
+        return
+    log = aerie_home() / "logs" / "airflow-migrate.log"
+    with log.open("ab") as output:
+        command = ["airflow", "db", "migrate"]
+        if subprocess.run(
+            command, env=configuration.environment(), stdout=output, stderr=output, check=False
+        ).returncode:
+            raise Failed(f"airflow db migrate failed; its output is in {log}")
+    write_text(mark, wanted)
+
+
+def _wait_until_healthy(api: AirflowApi) -> None:
+    wait = retry(
+        retry=retry_if_result(lambda healthy: not healthy), stop=stop_after_delay(HEALTH_SECONDS), wait=wait_fixed(1)
+    )
+    try:
+        wait(api.is_healthy)()
+    except RetryError:
+        last = "; ".join(f"{name}: {_last_line(aerie_home() / 'logs' / f'{name}.log')}" for name in COMPONENTS)
+        raise Failed(f"Airflow is not healthy after {HEALTH_SECONDS} s ({last}); see {aerie_home() / 'logs'}") from None
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")[:200]
+
+
+def down(report: Report, *, purge: bool) -> None:
+    """Stop everything that the stack started, by pid, and nothing else; ``purge`` also removes what it wrote.
+
+    Raises:
+        Failed: a process is still there.
+    """
+    with exclusive():
+        if configuration_path().exists():
+            configuration = StackConfiguration.load_or_make()
+            report("stopping Airflow")
+            _sweep(configuration, read_state())
+            report("stopping PostgreSQL")
+            configuration.cluster.stop()
+        if purge:
+            report(f"removing {private_folder()} and {aerie_home()}")
+            shutil.rmtree(private_folder(), ignore_errors=True)
+            for path in aerie_home().iterdir():
+                if path.name not in ("envs", "run"):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(aerie_home() / "envs", ignore_errors=True)
+            shutil.rmtree(aerie_home() / "run", ignore_errors=True)
+
+
+def _sweep(configuration: StackConfiguration, state: SupervisorState | None) -> None:
+    """Stop the supervisor, its components, and every process that carries the stack's id."""
+    if state is not None:
+        stop_trees([state.supervisor], grace_seconds=STOP_GRACE_SECONDS + 10)
+        stop_trees(list(state.components.values()), grace_seconds=STOP_GRACE_SECONDS)
+    left = stop_trees(_carriers(configuration.stack_id), grace_seconds=STOP_GRACE_SECONDS)
+    if left:
+        raise Failed(f"processes {left} do not end, even by SIGKILL: look at them with ps")
+    state_path().unlink(missing_ok=True)
+
+
+def _carriers(stack_id: str) -> list[ProcessIdentity]:
+    """Every process whose environment carries the stack's id, PostgreSQL's excepted (it stops last)."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(STACK_ID_VARIABLE) == stack_id:
+                found.append(ProcessIdentity(pid=process.pid, created=process.create_time()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def status() -> dict[str, str]:
+    """What runs: one line of text per part."""
+    if not configuration_path().exists():
+        return {"stack": "not set up here; ./aerie up starts it"}
+    configuration = StackConfiguration.load_or_make()
+    state = read_state()
+    parts = {"PostgreSQL": _describe(configuration.cluster.identity(), f"127.0.0.1:{configuration.postgres_port}")}
+    if os.environ.get("AERIE_DATABASE_URL"):
+        parts["PostgreSQL"] = "external (AERIE_DATABASE_URL)"
+    for name in COMPONENTS:
+        identity = state.components.get(name) if state else None
+        parts[f"Airflow {name}"] = _describe(identity, configuration.airflow_url if name == "api-server" else "")
+    return parts
+
+
+def _describe(identity: ProcessIdentity | None, where: str) -> str:
+    if identity is None or identity.find() is None:
+        return "stopped"
+    hours = (time.time() - identity.created) / 3600
+    return f"running, pid {identity.pid}, {hours:.1f} h {where}".rstrip()
