@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import psycopg2
 import pytest
 
 from aerie.artefacts.manifest import read_manifest, write_manifest
+from aerie.artefacts.samples import VerdictRow
 from aerie.errors import Failed, Retryable
 from aerie.store.connection import connect, connected, transaction
 from aerie.store.migrate import migrate
@@ -103,21 +104,16 @@ def test_a_row_reads_back_as_it_was_written(connection):
     assert ledger.read_ledger(connection, **KEY)["e"] == changed
 
 
-@dataclass(frozen=True)
-class Verdict:
-    sample_id: str
-    verdict: str
-    reasons: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    prompt_tokens: int = 10
-    completion_tokens: int = 100
-    reasoning_tokens: int = 3
-    tool_calls: int = 0
+def verdict(sample_id: str, verdict: str, reasons: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> VerdictRow:
+    return VerdictRow(
+        sample_id=sample_id, verdict=verdict, reasons=reasons, flags=flags, positions={}, prompt_tokens=10,
+        completion_tokens=100, reasoning_tokens=3, answer_tokens=90, tool_calls=0,
+    )  # fmt: skip
 
 
 def test_verdicts_of_validate_move_rows_and_add_imported_ones(connection):
     ledger.write_rows(connection, **KEY, rows=ROWS)
-    given = [Verdict("a", "quarantined", ("policy:truncated",)), Verdict("new", "kept", flags=("odd",))]
+    given = [verdict("a", "quarantined", ("policy:truncated",)), verdict("new", "kept", flags=("odd",))]
     assert ledger.load_verdicts(connection, **KEY, verdicts=given) == 2
     rows = ledger.read_ledger(connection, **KEY)
     assert (rows["a"].state, rows["a"].reasons, rows["a"].judged_by) == (
@@ -128,7 +124,7 @@ def test_verdicts_of_validate_move_rows_and_add_imported_ones(connection):
     assert rows["a"].generated_tokens == 100
     assert (rows["new"].state, rows["new"].flags) == ("kept", ("odd",))
     with pytest.raises(Failed, match="'maybe'"):
-        ledger.load_verdicts(connection, **KEY, verdicts=[Verdict("b", "kept"), Verdict("c", "maybe")])
+        ledger.load_verdicts(connection, **KEY, verdicts=[verdict("b", "kept"), verdict("c", "maybe")])
     assert ledger.read_ledger(connection, **KEY)["b"].judged_by is None, "a refused load must leave nothing behind"
 
 

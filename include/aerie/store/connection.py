@@ -30,12 +30,13 @@ def connect(url: str, *, application: str = "aerie") -> Connection:
     """
     options: dict[str, Any] = {"application_name": application, "connect_timeout": CONNECT_TIMEOUT_SECONDS}
     try:
-        return psycopg2.connect(url, **options)
+        connection: Connection = psycopg2.connect(url, **options)
     except psycopg2.OperationalError as error:
         raise Retryable(
             f"database {place_of(url)} cannot be used: {_one_line(error)}; check that PostgreSQL runs and that "
             "AERIE_DATABASE_URL is right (./aerie up starts the local one)"
         ) from error
+    return connection
 
 
 @contextmanager

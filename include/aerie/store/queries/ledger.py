@@ -5,10 +5,11 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
-from typing import Literal, Protocol
+from typing import Literal
 
 from psycopg2.extras import execute_values
 
+from aerie.artefacts.samples import VerdictRow
 from aerie.errors import Failed
 from aerie.store.connection import Connection, transaction
 from aerie.store.queries.rows import Row, as_mappings
@@ -47,7 +48,10 @@ class LedgerRow:
 
 @dataclass(frozen=True)
 class LedgerCounts:
-    """What a data set adds up to; the six states sum to ``prompts``. Tokens named kept are of kept samples only."""
+    """What a data set adds up to; the six states sum to ``prompts``. Tokens named kept are of kept samples only.
+
+    ``judged_tokens`` are response tokens of kept and quarantined samples; ``generated_tokens`` adds replaced responses.
+    """
 
     prompts: int
     pending: int
@@ -59,29 +63,9 @@ class LedgerCounts:
     flagged: int
     kept_response_tokens: int
     kept_prompt_tokens: int
+    judged_tokens: int
     generated_tokens: int
     prompt_tokens: int
-
-
-class JudgedRow(Protocol):
-    """A row of ``verdicts.parquet``, as far as the ledger needs it."""
-
-    @property
-    def sample_id(self) -> str: ...  # noqa: D102
-    @property
-    def verdict(self) -> str: ...  # noqa: D102
-    @property
-    def reasons(self) -> Sequence[str]: ...  # noqa: D102
-    @property
-    def flags(self) -> Sequence[str]: ...  # noqa: D102
-    @property
-    def prompt_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def completion_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def reasoning_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def tool_calls(self) -> int: ...  # noqa: D102
 
 
 _COLUMNS = tuple(field.name for field in fields(LedgerRow))
@@ -102,6 +86,7 @@ _COUNTS = """
     count(*) FILTER (WHERE state = 'kept' AND flags <> '{}') AS flagged,
     coalesce(sum(completion_tokens) FILTER (WHERE state = 'kept'), 0)::bigint AS kept_response_tokens,
     coalesce(sum(prompt_tokens) FILTER (WHERE state = 'kept'), 0)::bigint AS kept_prompt_tokens,
+    coalesce(sum(completion_tokens) FILTER (WHERE state IN ('kept', 'quarantined')), 0)::bigint AS judged_tokens,
     coalesce(sum(generated_tokens), 0)::bigint AS generated_tokens,
     coalesce(sum(prompt_tokens), 0)::bigint AS prompt_tokens
 """
@@ -198,7 +183,7 @@ def list_samples(
         return list(as_mappings(cursor))
 
 
-def load_verdicts(connection: Connection, *, edition: str, dataset: str, verdicts: Iterable[JudgedRow]) -> int:
+def load_verdicts(connection: Connection, *, edition: str, dataset: str, verdicts: Iterable[VerdictRow]) -> int:
     """Take over the verdicts of ``validate``: state, reasons, flags and token counts. Returns how many there are.
 
     Rows that the ledger does not have (imported data sets are not generated) are added.
