@@ -1,0 +1,1 @@
+"""From validated data sets to one training set and a draft vocabulary."""

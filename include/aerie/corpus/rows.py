@@ -1,0 +1,112 @@
+"""Checks on a batch of samples before they are merged: a row that is wrong is refused with its file and number."""
+
+import hashlib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from aerie.errors import Failed
+
+SPLITS = ("benchmark", "validation", "train")
+"""In order of precedence: what is held out is never trained on."""
+
+CONTENT_HASH_BYTES = 16
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Ids int32 and masks int8 of n rows, flat; row i is ``offsets[i]:offsets[i + 1]``."""
+
+    ids: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.int8]
+    offsets: npt.NDArray[np.int64]
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each row."""
+        return np.diff(self.offsets)
+
+    @property
+    def response_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each row where the mask is 1."""
+        return self.sums(self.mask)
+
+    def sums(self, values: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+        """Sum of ``values`` (one a token) over each row; an empty row sums to 0."""
+        cumulated = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+        return np.asarray(cumulated[self.offsets[1:]] - cumulated[self.offsets[:-1]])
+
+    def content_hashes(self) -> npt.NDArray[np.uint64]:
+        """Hash of each row's ids and mask, uint64 [n, 2]: equal hashes are the same training row."""
+        ids, mask, ends = self.ids.data, self.mask.data, self.offsets.tolist()
+        digests = bytearray()
+        for begin, end in pairwise(ends):
+            digest = hashlib.sha256(ids[begin:end])
+            digest.update(mask[begin:end])
+            digests += digest.digest()[:CONTENT_HASH_BYTES]
+        return np.frombuffer(bytes(digests), dtype="<u8").reshape(-1, 2)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a batch of samples comes from: its file, data set, and the number of its first row."""
+
+    path: Path
+    dataset: str
+    first_row: int
+
+    def refuse(self, batch: pa.RecordBatch, wrong: npt.NDArray[np.bool_], problem: str) -> None:
+        """Raise Failed for the first row where ``wrong``.
+
+        Raises:
+            Failed: some row is wrong; the message names file, row number and sample id.
+        """
+        rows = np.flatnonzero(wrong)
+        if len(rows):
+            row = int(rows[0])
+            sample_id = batch.column("sample_id")[row].as_py()
+            raise Failed(
+                f"{self.path}, row {self.first_row + row} (sample {sample_id}): {problem}; validate data set "
+                f"{self.dataset} again, it must not let such a row through"
+            )
+
+
+def check_rows(batch: pa.RecordBatch, origin: Origin, *, vocabulary_size: int) -> TokenRows:
+    """Check a batch of samples and return its tokens.
+
+    Raises:
+        Failed: ids and mask differ in length, a row is empty, an id is outside the verifier's vocabulary, a mask holds
+            something other than 0 and 1, or trains no token.
+    """
+    ids, id_offsets = _flat(batch.column("input_ids"))
+    mask, mask_offsets = _flat(batch.column("loss_mask"))
+    lengths, mask_lengths = np.diff(id_offsets), np.diff(mask_offsets)
+    origin.refuse(batch, lengths != mask_lengths, "input_ids and loss_mask differ in length")
+    origin.refuse(batch, lengths == 0, "the row has no tokens")
+    rows = TokenRows(ids=ids.astype(np.int32), mask=mask.astype(np.int8), offsets=id_offsets)
+    outside = (ids < 0) | (ids >= vocabulary_size)
+    origin.refuse(batch, rows.sums(outside) > 0, f"a token id is outside the vocabulary of {vocabulary_size}")
+    origin.refuse(batch, rows.sums((mask != 0) & (mask != 1)) > 0, "loss_mask holds something other than 0 and 1")
+    origin.refuse(batch, rows.response_tokens == 0, "loss_mask is all zeros, nothing would be trained")
+    return rows
+
+
+def split_codes(batch: pa.RecordBatch, origin: Origin) -> npt.NDArray[np.int8]:
+    """Split of each row as its index in ``SPLITS``.
+
+    Raises:
+        Failed: a split has another name.
+    """
+    codes = np.array([SPLITS.index(s) if s in SPLITS else -1 for s in batch.column("split").to_pylist()], np.int8)
+    origin.refuse(batch, codes < 0, f"unknown split: expected one of {', '.join(SPLITS)}")
+    return codes
+
+
+def _flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Values and offsets of a list column, the offsets starting at 0."""
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    return column.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]

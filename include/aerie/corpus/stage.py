@@ -1,0 +1,209 @@
+"""The stages ``merge`` and ``vocabulary``."""
+
+from aerie.artefacts.corpus import (
+    DATASET_FOLDER,
+    INFO_FILE,
+    STATE_FILE,
+    read_token_counts,
+    write_token_frequencies,
+)
+from aerie.artefacts.draft_vocabulary import write_draft_vocabulary
+from aerie.artefacts.files import atomic_folder, fingerprint_of
+from aerie.artefacts.layout import EditionFiles
+from aerie.artefacts.manifest import (
+    InputFile,
+    Manifest,
+    answered_by,
+    describe_input,
+    describe_output,
+    path_of,
+    read_manifest,
+    write_manifest,
+)
+from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
+from aerie.corpus.merge import Merge, Merged, Rules, Source
+from aerie.corpus.vocabulary import choose, forced_tokens, measure_coverage, require_coverage
+from aerie.errors import Failed
+from aerie.stages import Events, StageRequest, StageResult
+
+MERGE_VERSION = 1
+"""Raised when the same samples would become another corpus."""
+
+
+def merge(request: StageRequest, events: Events) -> StageResult:
+    """Merge every validated data set of the edition into one shuffled training set, with its token frequencies.
+
+    Raises:
+        Failed: a data set that ``corpus.require`` asks for is not validated, samples changed after validation, or a row
+            is wrong.
+    """
+    files = request.files
+    sources = validated_sources(request)
+    verifier = shared_verifier(files, sources)
+    inputs = [_unchanged_samples(files, source) for source in sources]
+    rules = Rules(
+        seed=request.settings.seed,
+        maximum_length=request.settings.corpus.maximum_length,
+        vocabulary_size=verifier.vocabulary_size,
+    )
+    fingerprint = fingerprint_of({"version": MERGE_VERSION, **vars(rules)})
+    manifest_path = files.manifest("merge")
+    answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
+    if answer is not None:
+        events.progress(f"nothing to do: the corpus of {answer.counts['rows']} rows answers these samples")
+        return StageResult(stage="merge", reused=True, manifest=answer)
+    manifest_path.unlink(missing_ok=True)
+    events.progress(f"merging {len(sources)} data sets: {', '.join(source.dataset for source in sources)}")
+    with atomic_folder(files.corpus / DATASET_FOLDER) as folder:
+        merged = Merge(folder, sources, rules).run()
+    frequency_paths = write_token_frequencies(files.corpus, merged.frequencies)
+    shards = [(files.corpus / DATASET_FOLDER / path.name, rows) for path, rows in merged.shards]
+    described = [describe_output(path, rows) for path, rows in shards]
+    others = [files.corpus / DATASET_FOLDER / name for name in (STATE_FILE, INFO_FILE)]
+    manifest = write_manifest(
+        manifest_path,
+        stage="merge",
+        edition=request.edition,
+        dataset=None,
+        fingerprint=fingerprint,
+        inputs=inputs,
+        outputs=described + [describe_output(path) for path in (*others, *frequency_paths)],
+        counts={**merged.counts, "seed": rules.seed},
+    )
+    _report(merged, events)
+    return StageResult(stage="merge", reused=False, manifest=manifest)
+
+
+def validated_sources(request: StageRequest) -> list[Source]:
+    """Validated data sets of the edition, in the order of the settings.
+
+    Under ``require: all`` every data set of the settings must be validated; a run that selected some must have those,
+    and every other data set that the edition has begun.
+
+    Raises:
+        Failed: one that must be validated is not, or none is.
+    """
+    files, settings = request.files, request.settings
+    validated = [key for key in settings.datasets if files.dataset(key).manifest("validate").is_file()]
+    begun = [key for key in settings.datasets if files.dataset(key).folder.is_dir()]
+    expected = {*request.selected, *begun} if request.selected else set(settings.datasets)
+    missing = sorted(expected - set(validated))
+    if missing and settings.corpus.require == "all":
+        raise Failed(
+            f"edition {request.edition}: not validated: {', '.join(missing)} (validated: "
+            f"{', '.join(validated) or 'none'}); finish them, or set corpus.require to some"
+        )
+    if not validated:
+        raise Failed(f"edition {request.edition}: no data set has been validated, there is nothing to merge")
+    return [Source(dataset=key, samples=files.dataset(key).samples) for key in validated]
+
+
+def shared_verifier(files: EditionFiles, sources: list[Source]) -> VerifierTokens:
+    """The verifier's tokens, which all data sets must have been prepared with.
+
+    Raises:
+        Failed: two data sets were prepared with different tokenizers.
+    """
+    tokens = {s.dataset: read_verifier_tokens(files.dataset(s.dataset).verifier_tokens) for s in sources}
+    first, *others = tokens
+    for dataset in others:
+        if tokens[dataset].tokenizer_sha256 != tokens[first].tokenizer_sha256:
+            raise Failed(
+                f"data sets {first} and {dataset} were prepared with different tokenizers "
+                f"({tokens[first].tokenizer_sha256[:12]}, {tokens[dataset].tokenizer_sha256[:12]}): ids cannot be "
+                "merged; prepare both with the same verifier"
+            )
+    return tokens[first]
+
+
+def _unchanged_samples(files: EditionFiles, source: Source) -> InputFile:
+    described = describe_input(source.samples)
+    manifest = read_manifest(files.dataset(source.dataset).manifest("validate"))
+    recorded = {path_of(output.uri).name: output.sha256 for output in manifest.outputs}
+    if recorded.get(source.samples.name) != described.sha256:
+        raise Failed(f"{source.samples} changed after it was validated; validate data set {source.dataset} again")
+    return described
+
+
+def _report(merged: Merged, events: Events) -> None:
+    counts = merged.counts
+    events.progress(
+        f"corpus of {counts['rows']} rows ({counts['train_rows']} train, {counts['validation_rows']} validation), "
+        f"{counts['tokens']} tokens, {counts['response_tokens']} of responses; dropped {counts['dropped']}"
+    )
+    for dataset, kept in merged.datasets.items():
+        events.metric(dataset=dataset, corpus_rows=kept.rows, corpus_tokens=kept.tokens)
+
+
+def read_corpus(files: EditionFiles) -> tuple[Manifest, list[InputFile]]:
+    """The manifest of the merged corpus, and its files as inputs of a later stage.
+
+    Raises:
+        BadInput: there is no corpus.
+        Failed: a file of it changed after it was merged.
+    """
+    manifest = read_manifest(files.manifest("merge"))
+    inputs = [describe_input(path_of(output.uri)) for output in manifest.outputs]
+    for described, output in zip(inputs, manifest.outputs, strict=True):
+        if described.sha256 != output.sha256:
+            raise Failed(f"{path_of(output.uri)} changed after it was merged; run merge again with --force")
+    return manifest, inputs
+
+
+def vocabulary(request: StageRequest, events: Events) -> StageResult:
+    """Choose the draft vocabulary from the corpus' response tokens and measure what it covers.
+
+    Raises:
+        BadInput: the size asked for is impossible, or a forced token does not exist.
+        Failed: coverage is below ``vocabulary.minimum_coverage``.
+    """
+    files, asked = request.files, request.settings.vocabulary
+    corpus, inputs = read_corpus(files)
+    dataset = next(iter(corpus.counts["datasets"]))
+    verifier = read_verifier_tokens(files.dataset(dataset).verifier_tokens)
+    forced = forced_tokens(request.settings.verifier.load_profile(), verifier)
+    corpus_fingerprint = corpus.counts["corpus_fingerprint"]
+    fingerprint = fingerprint_of(
+        {"settings": asked.model_dump(), "forced": forced, "vocabulary_size": verifier.vocabulary_size}
+    )
+    manifest_path = files.manifest("vocabulary")
+    answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
+    if answer is not None:
+        events.progress(f"nothing to do: the draft vocabulary of {answer.counts['size']} tokens answers this corpus")
+        return StageResult(stage="vocabulary", reused=True, manifest=answer)
+    manifest_path.unlink(missing_ok=True)
+    counts = read_token_counts(files.corpus)
+    chosen = choose(
+        counts,
+        size=asked.size,
+        forced=list(forced.values()),
+        vocabulary_size=verifier.vocabulary_size,
+        corpus_fingerprint=corpus_fingerprint,
+    )
+    coverage = measure_coverage(chosen, counts)
+    require_coverage(coverage, minimum=asked.minimum_coverage, size=asked.size)
+    about = {"forced": forced, "coverage": coverage.overall, "coverage_by_dataset": dict(coverage.datasets)}
+    paths = write_draft_vocabulary(files.vocabulary, chosen, about)
+    distinct = corpus.counts["distinct_tokens"]
+    manifest = write_manifest(
+        manifest_path,
+        stage="vocabulary",
+        edition=request.edition,
+        dataset=None,
+        fingerprint=fingerprint,
+        inputs=inputs,
+        outputs=[describe_output(path) for path in paths],
+        counts={
+            "corpus_fingerprint": corpus_fingerprint,
+            "size": chosen.size,
+            "distinct_tokens": distinct,
+            "never_seen_tokens": max(0, chosen.size - distinct),
+            **about,
+        },
+    )
+    events.progress(
+        f"draft vocabulary of {chosen.size} tokens covers {coverage.overall:.2%} of "
+        f"{coverage.response_tokens} response tokens ({distinct} distinct)"
+    )
+    events.metric(vocabulary_size=chosen.size, vocabulary_coverage=coverage.overall)
+    return StageResult(stage="vocabulary", reused=False, manifest=manifest)

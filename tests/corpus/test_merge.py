@@ -1,0 +1,191 @@
+"""Merging: one training set that speculators loads unchanged, the same one every time, with nothing held out in it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from datasets import load_from_disk
+from speculators.train.data import ArrowDataset
+from speculators.train.vocab_mapping import save_token_frequency_distribution
+
+from aerie.artefacts.corpus import iterate_rows, train_data_ratio
+from aerie.corpus import merge as merging
+from aerie.corpus.stage import merge, read_corpus
+from aerie.errors import Failed
+from aerie.stages import StageResult
+
+from .conftest import VERIFIER, VOCABULARY_SIZE, Edition, sample
+
+
+def dataset_folder(edition):
+    return edition.request().files.corpus / "dataset"
+
+
+def sample_ids(edition: Edition) -> list[str]:
+    return [row.sample_id for row in iterate_rows(dataset_folder(edition))]
+
+
+def run(edition: Edition, **options) -> StageResult:
+    return merge(edition.request(**options), edition.events)
+
+
+def test_corpus_loads_in_speculators_unchanged_and_splits_where_the_validation_rows_begin(two_datasets):
+    edition = two_datasets()
+    counts = run(edition).manifest.counts
+    assert (counts["rows"], counts["train_rows"], counts["validation_rows"]) == (80, 64, 16)
+
+    ratio = train_data_ratio(64, 80)
+    train = ArrowDataset(max_len=64, datapath=str(dataset_folder(edition)), train_ratio=ratio, split="train")
+    validation = ArrowDataset(max_len=64, datapath=str(dataset_folder(edition)), train_ratio=ratio, split="val")
+    assert (len(train), len(validation), validation.start_file_idx) == (64, 16, 64)
+    assert {row["split"] for row in train.data} == {"train"}
+    assert {row["split"] for row in validation.data} == {"validation"}
+    row = train.data[0]
+    assert row["input_ids"].dtype == row["loss_mask"].dtype == torch.int64
+    assert train.approx_lengths[0] == len(row["input_ids"]) == len(row["loss_mask"])
+    assert {"sample_id", "conversation_id", "dataset", "source_revision", "edition", "licence"} <= set(row)
+
+
+def test_token_frequencies_equal_those_that_speculators_counts(two_datasets, tmp_path):
+    edition = two_datasets()
+    counts = run(edition).manifest.counts
+    save_token_frequency_distribution(load_from_disk(str(dataset_folder(edition))), tmp_path / "theirs.pt")
+    ours = torch.load(edition.request().files.corpus / "token_freq.pt", weights_only=True)
+    assert ours == torch.load(tmp_path / "theirs.pt", weights_only=True)
+    assert (counts["response_tokens"], counts["distinct_tokens"]) == (sum(ours.values()), len(ours))
+
+
+def test_order_depends_on_seed_and_samples_only_not_on_files_or_partitions(two_datasets, monkeypatch):
+    edition = two_datasets()
+    first = run(edition).manifest
+    order = sample_ids(edition)
+    assert order != sorted(order)
+    mixed = [name.split("-")[0] for name in order[:20]]
+    assert len(set(mixed)) == 2
+
+    monkeypatch.setattr(merging, "TOKENS_PER_PARTITION", 30)
+    again = run(edition, datasets=("B2_opencodeinstruct", "B1_glaive"), force=True).manifest
+    assert len(again.outputs) > len(first.outputs)
+    assert sample_ids(edition) == order
+    assert again.counts["corpus_fingerprint"] == first.counts["corpus_fingerprint"]
+
+    other = run(edition, seed=1).manifest
+    assert sorted(sample_ids(edition)) == sorted(order) != sample_ids(edition)
+    assert other.counts["corpus_fingerprint"] != first.counts["corpus_fingerprint"]
+
+
+def test_second_merge_of_the_same_samples_does_nothing_and_a_changed_sample_merges_again(two_datasets):
+    edition = two_datasets()
+    run(edition)
+    assert run(edition).reused
+    edition.validated("B1_glaive", [sample("only", [1], [2])])
+    result = run(edition)
+    assert not result.reused
+    assert result.manifest.counts["datasets"]["B1_glaive"] == {"rows": 1, "tokens": 2, "response_tokens": 1}
+
+
+def test_repeated_overlong_and_held_out_rows_are_dropped_and_counted(edition):
+    edition.validated(
+        "B1_glaive",
+        [
+            sample("a", [1, 2], [3]),
+            sample("long", [1] * 30, [2] * 3),
+            sample("bench", [5, 5], [6], split="benchmark"),
+            sample("val", [9, 9], [9], split="validation"),
+        ],
+    )
+    edition.validated(
+        "B2_opencodeinstruct",
+        [
+            sample("copy-of-a", [1, 2], [3]),
+            sample("same-ids-other-mask", [1], [2, 3]),
+            sample("copy-of-bench", [5, 5], [6]),
+            sample("copy-of-val", [9, 9], [9]),
+        ],
+    )
+    counts = run(edition).manifest.counts
+    assert set(sample_ids(edition)) == {"a", "same-ids-other-mask", "val"}
+    assert counts["dropped"] == {"too_long": 1, "duplicate": 1, "held_out": 1, "copy_of_held_out": 2}
+    assert sample_ids(edition)[-1] == "val"
+
+
+def with_ids(row, ids):
+    return replace(row, input_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem"),
+    [
+        (replace(sample("x", [1], [2]), loss_mask=[0, 0]), "all zeros"),
+        (replace(sample("x", [1], [2]), loss_mask=[0, 1, 1]), "differ in length"),
+        (replace(sample("x", [1], [2]), loss_mask=[0, 2]), "other than 0 and 1"),
+        (replace(sample("x", [], []), loss_mask=[]), "no tokens"),
+        (with_ids(sample("x", [1], [2]), [1, VOCABULARY_SIZE]), f"outside the vocabulary of {VOCABULARY_SIZE}"),
+        (with_ids(sample("x", [1], [2]), [-1, 2]), "outside the vocabulary"),
+        (sample("x", [1], [2], split="test"), "unknown split"),
+        (sample("x", [1], [2], split="validation", conversation_id="a"), "also in another split"),
+    ],
+)
+def test_a_row_that_would_spoil_training_is_refused_with_file_row_and_sample(edition, broken, problem):
+    edition.validated("B1_glaive", [sample("a", [1], [2]), sample("b", [1], [3]), broken])
+    with pytest.raises(Failed, match=rf"samples.parquet, row 2 \(sample x\): .*{problem}"):
+        run(edition, datasets=("B1_glaive",))
+    assert not dataset_folder(edition).exists()
+
+
+def test_two_rows_with_one_sample_id_are_refused_because_state_files_are_named_by_it(edition):
+    edition.validated("B1_glaive", [sample("same", [1], [2])])
+    edition.validated("B2_opencodeinstruct", [sample("same", [3], [4])])
+    with pytest.raises(Failed, match=r"sample ids occur twice, first in .*B1_glaive.* and .*B2_opencodeinstruct"):
+        run(edition)
+
+
+def test_a_data_set_that_is_not_validated_blocks_the_merge_unless_some_are_enough(edition):
+    edition.validated("B1_glaive", [sample("a", [1], [2])])
+    with pytest.raises(Failed, match="not validated: B2_opencodeinstruct"):
+        run(edition)
+    result = run(edition, corpus={"maximum_length": 32, "require": "some"})
+    assert list(result.manifest.counts["datasets"]) == ["B1_glaive"]
+
+
+def test_a_run_of_some_data_sets_needs_those_and_whatever_the_edition_has_begun(edition):
+    edition.validated("B1_glaive", [sample("a", [1], [2])])
+    assert run(edition, selected=("B1_glaive",)).manifest.counts["rows"] == 1
+    edition.request().files.dataset("B2_opencodeinstruct").folder.mkdir(parents=True)
+    with pytest.raises(Failed, match="not validated: B2_opencodeinstruct"):
+        run(edition, selected=("B1_glaive",))
+
+
+def test_data_sets_prepared_with_different_tokenizers_are_not_merged(edition):
+    edition.validated("B1_glaive", [sample("a", [1], [2])])
+    edition.validated(
+        "B2_opencodeinstruct", [sample("b", [1], [3])], VERIFIER.model_copy(update={"tokenizer_sha256": "1" * 64})
+    )
+    with pytest.raises(Failed, match="B1_glaive and B2_opencodeinstruct were prepared with different tokenizers"):
+        run(edition)
+
+
+def test_samples_that_changed_after_validation_are_refused(edition):
+    edition.validated("B1_glaive", [sample("a", [1], [2])])
+    manifest = edition.request().files.dataset("B1_glaive").manifest("validate")
+    document = json.loads(manifest.read_text())
+    document["outputs"][0]["sha256"] = "0" * 64
+    manifest.write_text(json.dumps(document))
+    with pytest.raises(Failed, match="changed after it was validated"):
+        run(edition, datasets=("B1_glaive",))
+
+
+def test_a_corpus_that_changed_after_the_merge_is_refused_by_whoever_reads_it(two_datasets):
+    edition = two_datasets()
+    run(edition)
+    shard = next(dataset_folder(edition).glob("*.arrow"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x07")
+    with pytest.raises(Failed, match="changed after it was merged"):
+        read_corpus(edition.request().files)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 64, 1000, 99_991])
+def test_the_split_ratio_gives_back_every_possible_boundary(rows):
+    for train_rows in {1, rows // 3 or 1, rows // 2 or 1, max(1, rows - 1), rows}:
+        assert int(rows * train_data_ratio(train_rows, rows)) == train_rows
