@@ -1,0 +1,1 @@
+"""From conversations to prompt ids, through the verifier's own chat template."""

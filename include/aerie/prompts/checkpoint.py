@@ -1,0 +1,208 @@
+"""The verifier's tokenizer and template, checked against the profile before anything is rendered with them."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2.meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers import AutoTokenizer
+
+from aerie.artefacts.files import sha256_of
+from aerie.artefacts.verifier_tokens import VerifierTokens
+from aerie.errors import BadInput
+from aerie.settings.pipeline import VerifierSettings
+from aerie.settings.profile import Profile
+
+VOCABULARY_FILES = ("tokenizer.json", "tiktoken.model", "tokenizer.model")
+# Tags that transformers adds to Jinja; what stands between them is an ordinary part of the template.
+_GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """The verifier as the prompts stage uses it.
+
+    ``switches`` are the template variables passed with every prompt. ``tail`` are the ids that every prompt must end
+    with, empty where the profile expects nothing. ``control_texts`` are the texts that the tokenizer would turn into
+    control tokens: no message may hold one. ``template`` is the chat template's source.
+    """
+
+    tokenizer: Any
+    profile: Profile
+    switches: Mapping[str, Any]
+    tail: tuple[int, ...]
+    control_texts: re.Pattern[str]
+    tokens: VerifierTokens
+    template: str
+
+
+def load_verifier(settings: VerifierSettings) -> Verifier:
+    """Load the checkpoint's tokenizer and check it against the profile.
+
+    Remote code runs only where both the profile and the settings allow it.
+
+    Raises:
+        BadInput: the checkpoint is of another family, a token is missing, is several tokens or has another id than the
+            profile expects, or the template does not read one of the profile's switches.
+    """
+    profile = settings.load_profile()
+    config = _read_json(settings.path / "config.json")
+    model_type = config.get("model_type")
+    if model_type not in profile.model_types:
+        raise BadInput(
+            f"{settings.path}: profile {profile.name} is for model_type {' or '.join(profile.model_types)}, found "
+            f"{model_type!r}: its token ids may mean other tokens there; choose the family's own profile"
+        )
+    tokenizer = _load_tokenizer(settings, profile)
+    token_ids = _token_ids(tokenizer, profile, settings.path)
+    vocabulary_size = _vocabulary_size(config, settings.path)
+    outside = {token: i for token, i in token_ids.items() if i >= vocabulary_size}
+    if outside:
+        raise BadInput(f"{settings.path}: vocabulary of {vocabulary_size}, but the tokenizer has {outside}")
+    template = tokenizer.get_chat_template()
+    return Verifier(
+        tokenizer=tokenizer,
+        profile=profile,
+        switches=_switches(settings, profile, template),
+        tail=tuple(token_ids[token] for token in _tail(settings, profile)),
+        control_texts=_control_texts(tokenizer, profile),
+        tokens=VerifierTokens(
+            token_ids=token_ids,
+            vocabulary_size=vocabulary_size,
+            eos_ids=_eos_ids(tokenizer, config, settings.path),
+            tokenizer_sha256=tokenizer_sha256(settings.path),
+            model_type=model_type,
+            whitespace_ids=_whitespace_ids(tokenizer),
+        ),
+        template=template,
+    )
+
+
+def tokenizer_sha256(checkpoint: Path) -> str:
+    """SHA-256 of the checkpoint's vocabulary file, as ``sha256sum`` prints it.
+
+    Raises:
+        BadInput: the checkpoint has none.
+    """
+    for name in VOCABULARY_FILES:
+        if (checkpoint / name).is_file():
+            return sha256_of(checkpoint / name)
+    raise BadInput(f"{checkpoint}: expected one of {', '.join(VOCABULARY_FILES)}, found none: not a checkpoint folder")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror} (the verifier's 'path' is a checkpoint)") from error
+    except ValueError as error:
+        raise BadInput(f"{path}: not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise BadInput(f"{path}: expected an object, found {type(document).__name__}")
+    return document
+
+
+def _load_tokenizer(settings: VerifierSettings, profile: Profile) -> Any:
+    trusted = settings.trust_remote_code and profile.trust_remote_code
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(settings.path, trust_remote_code=trusted, local_files_only=True)
+    except (OSError, ValueError, ImportError) as error:
+        hint = ""
+        if profile.trust_remote_code and not trusted:
+            hint = (
+                f"; the family {profile.name} needs verifier.trust_remote_code: true, which runs code of the checkpoint"
+            )
+        raise BadInput(f"{settings.path}: the tokenizer cannot be loaded: {error}{hint}") from error
+    if not tokenizer.chat_template:
+        raise BadInput(f"{settings.path}: the tokenizer has no chat template: prompts cannot be rendered")
+    return tokenizer
+
+
+def named_tokens(profile: Profile) -> Iterator[str]:
+    """Every token that the profile names, some of them more than once."""
+    yield from profile.expected_ids
+    yield from profile.end_of_turn
+    yield from filter(None, (profile.reasoning.open, profile.reasoning.close))
+    if profile.tools is not None:
+        tools = profile.tools
+        yield from (tools.section_begin, tools.section_end, tools.call_begin, tools.argument_begin, tools.call_end)
+    yield from profile.response_tokens_allowed
+    yield from profile.generation_prompt_tail
+    yield from profile.forced_vocabulary
+
+
+def _token_ids(tokenizer: Any, profile: Profile, path: Path) -> dict[str, int]:
+    """Ids of all added tokens and of those that the profile names, each a single id and the expected one."""
+    token_ids = dict(tokenizer.get_added_vocab())
+    wrong = []
+    for token in dict.fromkeys(named_tokens(profile)):
+        ids = tokenizer.encode(token, add_special_tokens=False)
+        expected = profile.expected_ids.get(token)
+        if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+            wrong.append(f"{token!r}: expected one token, found {ids} ({tokenizer.convert_ids_to_tokens(ids)})")
+        elif expected is not None and ids[0] != expected:
+            wrong.append(f"{token!r}: expected id {expected}, found {ids[0]}")
+        else:
+            token_ids[token] = ids[0]
+    if wrong:
+        raise BadInput(f"{path}: its tokenizer does not fit profile {profile.name}: {'; '.join(wrong)}")
+    return token_ids
+
+
+def _vocabulary_size(config: Mapping[str, Any], path: Path) -> int:
+    size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    if not isinstance(size, int):
+        raise BadInput(f"{path / 'config.json'}: expected vocab_size (there or in text_config), found {size!r}")
+    return size
+
+
+def _eos_ids(tokenizer: Any, config: Mapping[str, Any], path: Path) -> tuple[int, ...]:
+    """Every id at which a server ends a response: those of both configurations and the tokenizer's."""
+    generation = path / "generation_config.json"
+    found = [config.get("eos_token_id"), config.get("text_config", {}).get("eos_token_id"), tokenizer.eos_token_id]
+    if generation.exists():
+        found.append(_read_json(generation).get("eos_token_id"))
+    ids = {i for value in found for i in (value if isinstance(value, list) else [value]) if i is not None}
+    return tuple(sorted(ids))
+
+
+def _whitespace_ids(tokenizer: Any) -> tuple[int, ...]:
+    return tuple(i for i in range(len(tokenizer)) if tokenizer.decode([i]).isspace())
+
+
+def _switches(settings: VerifierSettings, profile: Profile, template: str) -> Mapping[str, Any]:
+    switches = dict(profile.template_switches)
+    if not settings.thinking:
+        if profile.thinking_switch is None:
+            raise BadInput(f"verifier.thinking is false, but profile {profile.name} has no thinking_switch")
+        switches[profile.thinking_switch] = False
+    # Jinja takes any variable and says nothing: `enable_thinking` given to Kimi does nothing at all.
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    read = jinja2.meta.find_undeclared_variables(environment.parse(_GENERATION_TAG.sub("", template)))
+    unread = sorted(set(switches) - read)
+    if unread:
+        raise BadInput(
+            f"{settings.path}: the chat template does not read {', '.join(unread)} (template_switches of profile "
+            f"{profile.name}), so that it would have no effect; the template reads {', '.join(sorted(read))}"
+        )
+    return switches
+
+
+def _tail(settings: VerifierSettings, profile: Profile) -> tuple[str, ...]:
+    """Tokens that a rendered prompt must end with."""
+    if settings.thinking:
+        return profile.generation_prompt_tail
+    if profile.reasoning.opens_in == "prompt" and profile.reasoning.close is not None:
+        return (*profile.generation_prompt_tail, profile.reasoning.close)
+    return ()
+
+
+def _control_texts(tokenizer: Any, profile: Profile) -> re.Pattern[str]:
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    # A tail may name an ordinary token, such as a newline: only added tokens are control.
+    named = set(named_tokens(profile)) & set(tokenizer.get_added_vocab())
+    return re.compile("|".join(map(re.escape, sorted(special | named, key=len, reverse=True))))
