@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from aerie.artefacts.files import write_text
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import Manifest
-from aerie.errors import BadInput
+from aerie.errors import AerieError, BadInput
 from aerie.settings.pipeline import DatasetSettings, PipelineSettings
 
 Environment = Literal["airflow", "serve", "model"]
@@ -98,6 +98,10 @@ class Events:
         """Report something that a person should be told of."""
         self._write("alert", {"reason": reason, "message": message})
 
+    def error(self, message: str) -> None:
+        """Report why the stage cannot go on; the caller raises it as its own."""
+        self._write("error", {"message": message})
+
 
 StageFunction = Callable[[StageRequest, Events], StageResult]
 
@@ -152,6 +156,11 @@ def run_stage(name: str, *, request: Path, result: Path, events: Path) -> StageR
         asked = StageRequest.model_validate_json(request.read_bytes())
     except (OSError, ValidationError) as error:
         raise BadInput(f"{request}: not a request for stage {name}: {error}") from error
-    answer = STAGES[name].load()(asked, Events(events))
+    reports = Events(events)
+    try:
+        answer = STAGES[name].load()(asked, reports)
+    except AerieError as error:
+        reports.error(str(error))
+        raise
     write_text(result, answer.model_dump_json(indent=2, by_alias=True) + "\n")
     return answer

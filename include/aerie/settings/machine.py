@@ -24,6 +24,11 @@ def server_folder() -> Path:
     return aerie_home() / "server"
 
 
+def run_folder(run_id: str) -> Path:
+    """Folder of a run's requests, events and summary."""
+    return aerie_home() / "runs" / run_id.replace("/", "_").replace(":", "-")
+
+
 def settings_path() -> Path:
     """The pipeline's configuration (``AERIE_CONFIG``, default the demo's)."""
     return Path(os.environ.get("AERIE_CONFIG", PROJECT_ROOT / "demo" / "config.yaml"))

@@ -32,6 +32,13 @@ def finish_run(connection: Connection, *, run_id: str, state: str, summary: Mapp
         )
 
 
+def read_run(connection: Connection, *, run_id: str) -> Row | None:
+    """One run, or None where it was never recorded."""
+    with transaction(connection) as cursor:
+        cursor.execute("SELECT * FROM runs WHERE run_id = %s", (run_id,))
+        return next(as_mappings(cursor), None)
+
+
 def list_runs(connection: Connection, *, limit: int = 50) -> list[Row]:
     """The latest runs, newest first."""
     with transaction(connection) as cursor:

@@ -1,0 +1,100 @@
+"""The pipeline: prompts flow in at one end, a measured drafter comes out at the other."""
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param, TaskGroup
+from airflow.task.trigger_rule import TriggerRule
+
+from aerie.pipeline import EDITION_PATTERN, STEPS
+from aerie.settings.pipeline import DATASET_KEYS, GENERATED_KEYS, TOKENISED_KEYS
+from aerie_airflow.operators import FAIL_FOR_GOOD, CloseRunOperator, OpenRunOperator, StageOperator
+
+SERVER_POOL = "aerie_server"
+
+params = {
+    "datasets": Param(
+        list(DATASET_KEYS),
+        type="array",
+        items={"type": "string", "enum": list(DATASET_KEYS)},
+        examples=list(DATASET_KEYS),
+        minItems=1,
+        title="Data sets",
+        description="Data sets of this run. Those of the edition that were validated before stay in the corpus.",
+    ),
+    "budget_tokens": Param(
+        None,
+        type=["null", "integer"],
+        minimum=0,
+        title="Token budget",
+        description="Kept response tokens per generated data set; empty: as configured, 0: all prompts.",
+    ),
+    "edition": Param(
+        "main",
+        type="string",
+        pattern=EDITION_PATTERN,
+        title="Edition",
+        description="Label of one population of data. The same edition continues, a new one starts afresh.",
+    ),
+    "from": Param("prepare", type="string", enum=list(STEPS), title="From", description="First step to run."),
+    "to": Param("publish", type="string", enum=list(STEPS), title="To", description="Last step to run."),
+    "force": Param(False, type="boolean", title="Force", description="Run steps again that already have an answer."),
+}
+
+with DAG(
+    dag_id="eagle3_pipeline",
+    description="From prompts to a measured EAGLE-3 drafter",
+    doc_md=__doc__,
+    schedule=None,
+    catchup=False,
+    max_active_runs=1,
+    params=params,
+    render_template_as_native_obj=True,
+    tags=["aerie", "eagle-3"],
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=10), "retry_policy": FAIL_FOR_GOOD},
+):
+    open_run = OpenRunOperator(task_id="open_run")
+    plan = StageOperator(task_id="plan", stage="plan")
+
+    def server(phase: str) -> tuple[StageOperator, StageOperator]:
+        """The server's start and stop around a phase; what is skipped before the start does not hold it up."""
+        start = StageOperator(
+            task_id=f"start_server_{phase}", stage="serve_start", phase=phase, trigger_rule=TriggerRule.NONE_FAILED
+        ).as_setup()
+        stop = StageOperator(task_id=f"stop_server_{phase}", stage="serve_stop", phase=phase)
+        return start, stop.as_teardown(setups=start)
+
+    def step(stage: str) -> StageOperator:
+        """A step on the whole edition; data sets that were skipped do not hold it up."""
+        return StageOperator(task_id=stage, stage=stage, trigger_rule=TriggerRule.NONE_FAILED)
+
+    start_generate, stop_generate = server("generate")
+    start_capture, stop_capture = server("capture")
+    start_benchmark, stop_benchmark = server("benchmark")
+    merge, vocabulary, forecast, train, export, publish = map(
+        step, ("merge", "vocabulary", "forecast", "train", "export", "publish")
+    )
+    capture, benchmark = (
+        StageOperator(task_id=stage, stage=stage, pool=SERVER_POOL) for stage in ("capture", "benchmark")
+    )
+    close_run = CloseRunOperator(task_id="close_run").as_teardown(setups=open_run, on_failure_fail_dagrun=True)
+
+    for key in GENERATED_KEYS:
+        with TaskGroup(group_id=key):
+            prepare = StageOperator(task_id="prepare", stage="prepare", dataset=key)
+            generate = StageOperator(task_id="generate", stage="generate", dataset=key, pool=SERVER_POOL)
+            validate = StageOperator(task_id="validate", stage="validate", dataset=key)
+        plan >> prepare >> generate >> validate >> merge
+        start_generate >> generate >> stop_generate
+
+    for key in TOKENISED_KEYS:
+        with TaskGroup(group_id=key):
+            tokenised = StageOperator(task_id="import", stage="import", dataset=key)
+            validate = StageOperator(task_id="validate", stage="validate", dataset=key)
+        plan >> tokenised >> validate >> merge
+
+    open_run >> plan >> start_generate
+    merge >> vocabulary >> forecast >> start_capture >> capture >> train >> export
+    export >> start_benchmark >> benchmark >> publish >> close_run
+    stop_generate >> start_capture
+    capture >> stop_capture >> start_benchmark
+    benchmark >> stop_benchmark >> close_run

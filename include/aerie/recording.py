@@ -1,0 +1,88 @@
+"""What the control side writes into the store on behalf of stages that have no database."""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from aerie.artefacts.previews import iterate_previews
+from aerie.artefacts.samples import iterate_verdicts
+from aerie.stages import StageRequest, StageResult
+from aerie.store.connection import Connection
+from aerie.store.queries.alerts import record_alert
+from aerie.store.queries.drafters import record_drafter
+from aerie.store.queries.ledger import load_verdicts
+from aerie.store.queries.manifests import record_manifest
+from aerie.store.queries.metrics import MetricRow, record_metrics
+from aerie.store.queries.previews import load_previews
+
+
+def record_event(connection: Connection, stage: str, request: StageRequest, event: Mapping[str, Any]) -> None:
+    """Record a metric or an alert; progress is for the log alone."""
+    if event["type"] == "metric":
+        at = datetime.fromtimestamp(event["time"], UTC)
+        row = MetricRow(at, request.run_id, request.edition, request.dataset, stage, event["figures"])
+        record_metrics(connection, [row])
+    elif event["type"] == "alert":
+        record_alert(
+            connection,
+            reason=event["reason"],
+            message=event["message"],
+            run_id=request.run_id,
+            edition=request.edition,
+            dataset=request.dataset,
+            stage=stage,
+        )
+
+
+def record_result(connection: Connection, request: StageRequest, result: StageResult) -> None:
+    """Record what a stage did: its manifest, and what it found out about samples or the drafter."""
+    if result.manifest is None:
+        return
+    record_manifest(connection, result.manifest, request.run_id)
+    recorder = RECORDERS.get(result.stage)
+    if recorder is not None:
+        recorder(connection, request, result)
+
+
+def _record_verdicts(connection: Connection, request: StageRequest, _result: StageResult) -> None:
+    dataset = request.dataset
+    if dataset is None:
+        return
+    files = request.files.dataset(dataset)
+    load_verdicts(connection, edition=request.edition, dataset=dataset, verdicts=iterate_verdicts(files.verdicts))
+    previews = (preview.model_dump(mode="json") for preview in iterate_previews(files.previews))
+    load_previews(connection, edition=request.edition, dataset=dataset, previews=previews)
+
+
+def _record_drafter(connection: Connection, request: StageRequest, result: StageResult) -> None:
+    if result.manifest is None:
+        return
+    counts = dict(result.manifest.counts)
+    record_drafter(
+        connection,
+        drafter_id=f"{request.edition}-{drafter_fingerprint(result)[:12]}",
+        edition=request.edition,
+        uri=request.files.drafter.as_uri(),
+        state={"export": "exported", "benchmark": "accepted", "publish": "published"}[result.stage],
+        training=counts if result.stage == "export" else None,
+        benchmark=counts if result.stage == "benchmark" else None,
+    )
+
+
+def drafter_fingerprint(result: StageResult) -> str:
+    """Fingerprint of the drafter that a result is about: the one of its export.
+
+    Raises:
+        KeyError: the stage did not say which drafter it worked on.
+    """
+    if result.manifest is not None and result.stage == "export":
+        return result.manifest.fingerprint
+    return str(result.data["drafter_fingerprint"])
+
+
+RECORDERS: Mapping[str, Callable[[Connection, StageRequest, StageResult], None]] = {
+    "validate": _record_verdicts,
+    "export": _record_drafter,
+    "benchmark": _record_drafter,
+    "publish": _record_drafter,
+}

@@ -1,0 +1,164 @@
+"""Operators: each turns its arguments into one stage call and reports what came back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk.exceptions import AirflowSkipException
+
+from aerie.errors import BadInput
+from aerie.pipeline import RunParameters, place_of, stage_request
+from aerie.recording import record_event, record_result
+from aerie.settings.machine import database_url, run_folder, settings_path
+from aerie.settings.pipeline import load_settings
+from aerie.stage_process import StageProcess
+from aerie.store.connection import Connection, connected
+from aerie.store.queries.alerts import record_alert
+from aerie.store.queries.runs import finish_run, record_run
+from aerie.summary import build_summary
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+# A stage says by its exit code whether trying again can help; what is for good fails at once.
+FAIL_FOR_GOOD = ExceptionRetryPolicy(
+    rules=[
+        RetryRule(
+            exception="aerie.errors.BadInput", action=RetryAction.FAIL, reason="a person has to change something"
+        ),
+        RetryRule(exception="aerie.errors.Failed", action=RetryAction.FAIL, reason="it would fail the same way again"),
+    ]
+)
+
+
+class StageOperator(BaseOperator):
+    """Runs one stage of the pipeline in its environment.
+
+    The run's parameters (edition, data sets, budget, from, to, force) come from the DAG run; a task outside them is
+    skipped. Its events go to the task's log and to the store, its manifest to the store and, in short, to XCom.
+    """
+
+    template_fields: Sequence[str] = ("stage", "dataset")
+    ui_color = "#e8f1f5"
+
+    def __init__(self, *, stage: str, dataset: str | None = None, phase: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stage = stage
+        self.dataset = dataset
+        self.phase = phase
+        self._process: StageProcess | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run the stage and return its counts.
+
+        Raises:
+            AirflowSkipException: the run's parameters leave this task out.
+            BadInput, Failed, Retryable: what the stage raised.
+        """
+        parameters = parameters_of(context)
+        place = place_of(parameters, stage=self.stage, dataset=self.dataset, phase=self.phase)
+        if place == "outside":
+            raise AirflowSkipException(f"not part of this run: {parameters.describe()}")
+        if place == "before":
+            self.log.info("left as it is: this run begins at %s", parameters.first)
+            return {"reused": True, "counts": {}, "data": {}}
+        instance = context["ti"]
+        request = stage_request(
+            load_settings(settings_path()),
+            parameters,
+            run_id=str(instance.run_id),
+            dataset=self.dataset,
+            phase=self.phase,
+        )
+        folder = run_folder(str(instance.run_id)) / str(instance.task_id) / f"try-{instance.try_number}"
+        with connected(database_url(), application=f"aerie {instance.task_id}") as connection:
+            self._process = StageProcess(
+                self.stage, request, folder, lambda event: self._report(connection, request, event)
+            )
+            result = self._process.run()
+            record_result(connection, request, result)
+        counts = dict(result.manifest.counts) if result.manifest else {}
+        self.log.info("%s: %s", "nothing to do, answered earlier" if result.reused else "done", counts or result.data)
+        return {"reused": result.reused, "counts": counts, "data": dict(result.data)}
+
+    def _report(self, connection: Connection, request: Any, event: Mapping[str, Any]) -> None:
+        if event["type"] == "progress":
+            self.log.info(event["message"])
+        elif event["type"] == "alert":
+            self.log.warning("ALERT %s: %s", event["reason"], event["message"])
+        record_event(connection, self.stage, request, event)
+
+    def on_kill(self) -> None:
+        """End the stage's process when the task is ended."""
+        if self._process is not None:
+            self._process.stop()
+
+
+class OpenRunOperator(BaseOperator):
+    """Checks the run's parameters against the configuration and records the run in the store."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Record the run.
+
+        Raises:
+            BadInput: a data set or a task that the configuration does not have.
+        """
+        settings = load_settings(settings_path())
+        parameters = parameters_of(context)
+        for key in parameters.datasets:
+            settings.dataset(key)
+        instance = context["ti"]
+        with connected(database_url(), application="aerie open_run") as connection:
+            record_run(
+                connection,
+                run_id=str(instance.run_id),
+                dag_id=str(instance.dag_id),
+                edition=parameters.edition,
+                config={"configuration": settings.name, **parameters.model_dump(by_alias=True)},
+            )
+        self.log.info("edition %s: %s", parameters.edition, parameters.describe())
+        return parameters.model_dump(by_alias=True)
+
+
+class CloseRunOperator(BaseOperator):
+    """Writes the run's summary and fails where a task failed, so that the run ends as it went."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Record how the run ended.
+
+        Raises:
+            RuntimeError: a task of the run failed; names them.
+        """
+        instance = context["ti"]
+        run_id = str(instance.run_id)
+        states: Mapping[str, Any] = instance.get_task_states(dag_id=instance.dag_id, run_ids=[run_id])[run_id]
+        bad = sorted(task for task, state in states.items() if state in ("failed", "upstream_failed"))
+        parameters = parameters_of(context)
+        settings = load_settings(settings_path())
+        state = "failed" if bad else "success"
+        with connected(database_url(), application="aerie close_run") as connection:
+            summary = build_summary(connection, stage_request(settings, parameters, run_id=run_id))
+            finish_run(connection, run_id=run_id, state=state, summary=summary)
+            if bad:
+                message = f"run {run_id}: {', '.join(bad)} did not succeed"
+                record_alert(
+                    connection, reason="run_failed", message=message, run_id=run_id, edition=parameters.edition
+                )
+        if bad:
+            raise RuntimeError(f"the run did not finish cleanly: {', '.join(bad)}")
+        return summary
+
+
+def parameters_of(context: Context) -> RunParameters:
+    """The run's parameters, from the DAG run's form.
+
+    Raises:
+        BadInput: a parameter has a value that the pipeline does not know.
+    """
+    try:
+        return RunParameters.model_validate(dict(context["params"]))
+    except ValueError as error:
+        raise BadInput(f"parameters of the run: {error}") from error
