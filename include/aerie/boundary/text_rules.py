@@ -68,7 +68,7 @@ def check_tool_calls(
         failure = _check_arguments(decode(ids[call.arguments_start : call.arguments_stop]), known, unchecked)
         if failure:
             marks.setdefault(failure, []).append(call.arguments_start)
-    return with_marks(verdict, marks, [name for name in (*verdict.unchecked, *TEXT_RULES) if name in unchecked])
+    return with_marks(verdict, marks, [name for name in verdict.unchecked if name in unchecked])
 
 
 def _schema_of(

@@ -65,7 +65,7 @@ class Walk:
     answer_tokens: int = 0
     reasoning_written: bool = False
     answer_written: bool = False
-    calls_begun: int = 0
+    call_written: bool = False
     calls: list[ToolCall] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     marks: dict[str, list[int]] = field(default_factory=dict)
@@ -181,10 +181,11 @@ class Walk:
         if kind is Kind.SECTION_BEGIN:
             self._calls_in_section = 0
         elif kind is Kind.CALL_BEGIN:
-            self.calls_begun += 1
+            self.call_written = True
             self._calls_in_section += 1
             self._id_start = index + 1
         elif kind is Kind.ARGUMENT_BEGIN:
+            self.call_written = True
             self._arguments_start = index + 1
         elif kind is Kind.CALL_END and self.region is Region.ARGUMENTS:
             self.calls.append(ToolCall(self._id_start, self._arguments_start - 1, self._arguments_start, index))
@@ -200,5 +201,5 @@ class Walk:
                 self.mark("tool_unbalanced")
         elif self.end + 1 < self.codes.size:
             self.mark("tokens_after_end", self.end + 1)
-        if not self.answer_written and not self.calls_begun:
+        if not self.answer_written and not self.call_written:
             self.mark("empty_answer")
