@@ -1,7 +1,7 @@
 """``previews.jsonl``: a few decoded samples of a data set, for people to read. Nothing is ever trained from it."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -25,13 +25,13 @@ class Preview(BaseModel):
     conversation_id: str
     split: str
     verdict: Literal["kept", "quarantined"]
-    reasons: Sequence[str]
-    flags: Sequence[str]
-    positions: Mapping[str, Sequence[int]]
+    reasons: tuple[str, ...]
+    flags: tuple[str, ...]
+    positions: Mapping[str, tuple[int, ...]]
     prompt_tokens: int
     response_tokens: int
     reasoning_tokens: int
-    spans: Sequence[tuple[str, str]]
+    spans: tuple[tuple[str, str], ...]
 
 
 def write_previews(path: Path, previews: Iterable[Preview]) -> int:

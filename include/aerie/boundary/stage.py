@@ -277,7 +277,7 @@ def _preview(row: JudgedRow, decode: Decode) -> Preview:
         prompt_tokens=row.prompt_tokens,
         response_tokens=row.response_tokens,
         reasoning_tokens=row.verdict.reasoning_tokens,
-        spans=[(span.kind, decode(ids[span.start : span.stop])) for span in row.spans],
+        spans=tuple((span.kind, decode(ids[span.start : span.stop])) for span in row.spans),
     )
 
 
