@@ -82,7 +82,12 @@ def test_second_merge_of_the_same_samples_does_nothing_and_a_changed_sample_merg
     edition.validated("B1_glaive", [sample("only", [1], [2])])
     result = run(edition)
     assert not result.reused
-    assert result.manifest.counts["datasets"]["B1_glaive"] == {"rows": 1, "tokens": 2, "response_tokens": 1}
+    assert result.manifest.counts["datasets"]["B1_glaive"] == {
+        "rows": 1,
+        "tokens": 2,
+        "response_tokens": 1,
+        "longest_row_tokens": 2,
+    }
 
 
 def test_repeated_overlong_and_held_out_rows_are_dropped_and_counted(edition):

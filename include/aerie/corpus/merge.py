@@ -43,6 +43,7 @@ class DatasetCounts:
     rows: int = 0
     tokens: int = 0
     response_tokens: int = 0
+    longest_row_tokens: int = 0
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Merged:
             "validation_rows": self.validation_rows,
             "tokens": sum(counts.tokens for counts in kept),
             "response_tokens": sum(counts.response_tokens for counts in kept),
+            "longest_row_tokens": max(counts.longest_row_tokens for counts in kept),
             "distinct_tokens": int(np.count_nonzero(total)),
             "datasets": {name: vars(counts) for name, counts in self.datasets.items()},
             "dropped": dict(self.dropped),
@@ -193,6 +195,7 @@ class Tally:
             counts.rows += int(rows.sum())
             counts.tokens += int(tokens.sum())
             counts.response_tokens += len(trained)
+            counts.longest_row_tokens = max(counts.longest_row_tokens, int(lengths[rows].max()))
 
     def fingerprint(self) -> str:
         """SHA-256, in hex, over order key and content of every row in order, and where the validation tail begins."""

@@ -1,0 +1,90 @@
+"""State files: hidden states of one sample, tied to its tokens, and the links by row that speculators reads.
+
+``states/<name>.safetensors`` holds ``token_ids`` int64 [S] and ``hidden_states`` [S, L, H]; L slots are the auxiliary
+layers, then the last layer before the final norm. ``hs_<row>.safetensors`` beside the folder are relative links, made
+after the shuffle. Imports torch and safetensors only: the hook inside the server writes through this module.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from aerie.artefacts.files import atomic_path, sync_directory
+from aerie.errors import Failed
+
+STATES_FOLDER = "states"
+SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """Token ids int64 [S] and hidden states [S, L, H]."""
+
+    token_ids: torch.Tensor
+    hidden_states: torch.Tensor
+
+
+def state_name(sample_id: str) -> str:
+    """Name of a sample's state file: the sample id with what a file name cannot hold percent-encoded."""
+    return quote(sample_id, safe="")
+
+
+def state_path(states: Path, name: str) -> Path:
+    """Path of the state file called ``name`` in the folder ``states``."""
+    return states / f"{name}{SUFFIX}"
+
+
+def link_path(folder: Path, row: int) -> Path:
+    """Path of the link for corpus row ``row``, as speculators names it."""
+    return folder / f"hs_{row}{SUFFIX}"
+
+
+def write_states(path: Path, *, token_ids: torch.Tensor, hidden_states: torch.Tensor) -> None:
+    """Write one state file atomically; ``token_ids`` int64 [S], ``hidden_states`` [S, L, H].
+
+    Raises:
+        Failed: the disk refused.
+    """
+    try:
+        with atomic_path(path) as temporary:
+            save_file({"token_ids": token_ids.contiguous(), "hidden_states": hidden_states.contiguous()}, temporary)
+    except (SafetensorError, OSError) as error:
+        raise Failed(f"{path}: cannot be written: {error}") from error
+
+
+def read_states(path: Path) -> StateFile:
+    """Read one state file.
+
+    Raises:
+        Failed: the file is missing, truncated, or holds other tensors.
+    """
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise Failed(f"{path.name}: missing") from None
+    except (SafetensorError, OSError) as error:
+        raise Failed(f"{path.name}: cannot be read: {error}") from error
+    if set(tensors) != {"token_ids", "hidden_states"}:
+        raise Failed(f"{path.name}: expected token_ids and hidden_states; found {', '.join(sorted(tensors))}")
+    return StateFile(token_ids=tensors["token_ids"], hidden_states=tensors["hidden_states"])
+
+
+def token_ids_sha256(token_ids: Any) -> str:
+    """SHA-256, in hex, of token ids as little-endian int32; takes a NumPy array [S]."""
+    return hashlib.sha256(token_ids.astype("<i4").tobytes()).hexdigest()
+
+
+def link_rows(folder: Path, names: Sequence[str]) -> None:
+    """Make ``hs_<row>`` links to the state files ``names`` in row order, in place of any earlier links."""
+    for stale in folder.glob(f"hs_*{SUFFIX}"):
+        stale.unlink()
+    for row, name in enumerate(names):
+        link_path(folder, row).symlink_to(state_path(Path(STATES_FOLDER), name))
+    sync_directory(folder)

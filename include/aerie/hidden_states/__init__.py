@@ -1,0 +1,1 @@
+"""Hidden states of the corpus: forecast, capture inside the server, verification."""

@@ -1,0 +1,77 @@
+"""How much disk the hidden states will take, against how much there is."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from aerie.errors import Failed
+from aerie.hidden_states.layers import CapturedLayers
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes that a capture needs and has, for a corpus of ``tokens`` tokens, prompts included."""
+
+    tokens: int
+    bytes_per_token: int
+    present_bytes: int
+    free_bytes: int
+    spared_bytes: int
+    folder: Path
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all states."""
+        return self.tokens * self.bytes_per_token
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes still to be written."""
+        return max(0, self.total_bytes - self.present_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the missing bytes fit beside what must stay free."""
+        return self.missing_bytes <= self.free_bytes - self.spared_bytes
+
+    @property
+    def sum(self) -> str:
+        """The arithmetic, as a sentence."""
+        return (
+            f"{self.tokens:,} tokens x {self.bytes_per_token:,} bytes = {_gigabytes(self.total_bytes)}, of which "
+            f"{_gigabytes(self.present_bytes)} are there; {self.folder} has {_gigabytes(self.free_bytes)} free, "
+            f"{_gigabytes(self.spared_bytes)} of them to be spared"
+        )
+
+
+def forecast_disk(
+    *, tokens: int, layers: CapturedLayers, folder: Path, present_bytes: int, free_share: float
+) -> Forecast:
+    """Forecast a capture into ``folder``, which need not exist; ``free_share`` of its disk must stay free."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    disk = shutil.disk_usage(existing)
+    return Forecast(
+        tokens=tokens,
+        bytes_per_token=layers.bytes_per_token,
+        present_bytes=present_bytes,
+        free_bytes=disk.free,
+        spared_bytes=int(disk.total * free_share),
+        folder=folder,
+    )
+
+
+def require_fit(forecast: Forecast) -> None:
+    """Refuse a capture that the disk cannot hold.
+
+    Raises:
+        Failed: with the sum.
+    """
+    if not forecast.fits:
+        raise Failed(
+            f"hidden states do not fit: {forecast.sum}; free disk, lower budgets, corpus.maximum_length or "
+            "hidden_states.free_share, or capture elsewhere (AERIE_DATA_ROOT)"
+        )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB"

@@ -1,0 +1,94 @@
+"""Comparing captured states with a plain float32 forward pass of transformers.
+
+Wrong layers, a layer off by one, or states after the norm raise no error anywhere but in the served benchmark, at about
+1 % acceptance; this finds them before training. Not for checkpoints that transformers cannot hold in memory on the
+CPU: set ``hidden_states.parity_rows`` to 0 for those.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from aerie.artefacts.corpus import CorpusRow
+from aerie.artefacts.state_files import read_states, state_name, state_path
+from aerie.errors import Failed
+from aerie.hidden_states.layers import CapturedLayers
+from aerie.settings.pipeline import PipelineSettings
+
+STORAGE_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-3}
+COMPUTE_TOLERANCE = {"float32": 0.0, "float16": 2e-2, "bfloat16": 5e-2}
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Largest differences over the rows compared; relative ones are norm of difference over norm of reference."""
+
+    rows: int
+    maximum_relative: float
+    maximum_absolute: float
+    tolerance: float
+
+
+def compare_with_transformers(
+    rows: Sequence[CorpusRow], states: Path, layers: CapturedLayers, settings: PipelineSettings
+) -> Parity:
+    """Compare the state files of ``rows`` with transformers.
+
+    Raises:
+        Failed: a slot is nearer to another layer than to the one it is named after, or off by more than the tolerance
+            (that of the stored type plus that of the server's compute type).
+    """
+    tolerance = STORAGE_TOLERANCE[layers.dtype] + COMPUTE_TOLERANCE[settings.verifier.dtype]
+    reference = Reference(settings)
+    relative, absolute = 0.0, 0.0
+    for row in rows:
+        captured = read_states(state_path(states, state_name(row.sample_id))).hidden_states.float()
+        streams = reference.residual_streams(torch.from_numpy(row.input_ids.astype(np.int64)))
+        for slot, layer in enumerate((*layers.auxiliary, layers.decoder_layers)):
+            differences = (streams - captured[:, slot]).norm(dim=(1, 2)) / streams.norm(dim=(1, 2))
+            _require(row, slot, layer, differences, tolerance)
+            relative = max(relative, float(differences[layer]))
+            absolute = max(absolute, float((streams[layer] - captured[:, slot]).abs().max()))
+    return Parity(rows=len(rows), maximum_relative=relative, maximum_absolute=absolute, tolerance=tolerance)
+
+
+def _require(row: CorpusRow, slot: int, layer: int, differences: torch.Tensor, tolerance: float) -> None:
+    nearest = int(differences.argmin())
+    if nearest != layer:
+        raise Failed(
+            f"sample {row.sample_id}, slot {slot}: captured states are those entering layer {nearest} (relative "
+            f"difference {float(differences[nearest]):.2g}), not layer {layer} ({float(differences[layer]):.2g})"
+        )
+    if differences[layer] > tolerance:
+        raise Failed(
+            f"sample {row.sample_id}, slot {slot} (layer {layer}): captured states differ from transformers by "
+            f"{float(differences[layer]):.2g} of their norm, more than {tolerance:g}: another model, states after the "
+            "norm, or a server that computes differently"
+        )
+
+
+class Reference:
+    """The verifier in transformers, float32 on the CPU."""
+
+    def __init__(self, settings: PipelineSettings) -> None:
+        verifier = settings.verifier
+        self._model = AutoModelForCausalLM.from_pretrained(
+            verifier.path, dtype=torch.float32, trust_remote_code=verifier.trust_remote_code
+        ).eval()
+        self._decoder = self._model.get_decoder()
+
+    def residual_streams(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Residual streams entering each layer, then the last layer's output before the norm: [layers + 1, S, H]."""
+        before_norm: list[torch.Tensor] = []
+        hook = self._decoder.norm.register_forward_pre_hook(lambda _module, args: before_norm.append(args[0]))
+        try:
+            with torch.inference_mode():
+                output = self._decoder(input_ids[None], use_cache=False, output_hidden_states=True)
+        finally:
+            hook.remove()
+        # The last of transformers' hidden states is after the norm.
+        return torch.cat([*output.hidden_states[:-1], before_norm[0]])

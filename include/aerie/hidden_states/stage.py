@@ -1,0 +1,275 @@
+"""The stages ``forecast`` and ``capture``."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_rows
+from aerie.artefacts.files import fingerprint_of, write_json
+from aerie.artefacts.layout import EditionFiles
+from aerie.artefacts.manifest import Manifest, answered_by, describe_output, write_manifest
+from aerie.artefacts.state_files import STATES_FOLDER, link_rows, state_name, state_path, token_ids_sha256
+from aerie.artefacts.state_index import INDEX_FILE, IndexedState, iterate_index, write_index
+from aerie.corpus.stage import read_corpus
+from aerie.errors import BadInput, Failed
+from aerie.hidden_states.check import CheckedState
+from aerie.hidden_states.checkpoint import checkpoint_fingerprint
+from aerie.hidden_states.client import Capture, CaptureProgress, CaptureTarget
+from aerie.hidden_states.forecast import Forecast, forecast_disk, require_fit
+from aerie.hidden_states.layers import CapturedLayers, resolve_layers
+from aerie.hidden_states.parity import Parity, compare_with_transformers
+from aerie.hidden_states.protocol import forward_hooks
+from aerie.stages import Events, StageRequest, StageResult
+
+CAPTURE_VERSION = 1
+"""Raised when the same corpus and verifier would give other states."""
+
+IDENTITY_FILE = "capture.json"
+
+
+def forecast(request: StageRequest, events: Events) -> StageResult:
+    """Forecast the bytes of the corpus' hidden states against the disk; always anew, because disks fill.
+
+    Raises:
+        Failed: they do not fit; the message holds the sum.
+    """
+    corpus, inputs = read_corpus(request.files)
+    layers = resolve_layers(request.settings)
+    predicted = _forecast(request, corpus, layers)
+    events.progress(f"hidden states: {predicted.sum}", bytes=predicted.total_bytes)
+    require_fit(predicted)
+    counts = {
+        "tokens": predicted.tokens,
+        "bytes_per_token": predicted.bytes_per_token,
+        "bytes": predicted.total_bytes,
+        "present_bytes": predicted.present_bytes,
+        "free_bytes": predicted.free_bytes,
+        "spared_bytes": predicted.spared_bytes,
+        "folder": str(predicted.folder),
+        "layers": list(layers.auxiliary),
+    }
+    manifest = write_manifest(
+        request.files.manifest("forecast"),
+        stage="forecast",
+        edition=request.edition,
+        dataset=None,
+        fingerprint=fingerprint_of({"layers": vars(layers), "free_share": request.settings.hidden_states.free_share}),
+        inputs=inputs,
+        outputs=[],
+        counts=counts,
+    )
+    return StageResult(stage="forecast", reused=False, manifest=manifest, data={"sum": predicted.sum})
+
+
+def _forecast(request: StageRequest, corpus: Manifest, layers: CapturedLayers) -> Forecast:
+    folder = request.files.hidden_states
+    states = folder / STATES_FOLDER
+    present = sum(entry.stat().st_size for entry in os.scandir(states)) if states.is_dir() else 0
+    return forecast_disk(
+        tokens=corpus.counts["tokens"],
+        layers=layers,
+        folder=folder,
+        present_bytes=present,
+        free_share=request.settings.hidden_states.free_share,
+    )
+
+
+def capture(request: StageRequest, events: Events) -> StageResult:
+    """Capture the hidden states of every corpus row inside a server, check each, and link them by row.
+
+    State files that are there and good are kept; what is missing or wrong is captured.
+
+    Raises:
+        BadInput: a row is longer than the server's context.
+        Failed: they do not fit the disk, belong to another verifier or other layers, or differ from transformers.
+        Retryable: the server stopped answering.
+    """
+    files = request.files
+    corpus, inputs = read_corpus(files)
+    layers = resolve_layers(request.settings)
+    identity = capture_identity(request, layers)
+    fingerprint = fingerprint_of({"corpus": corpus.counts["corpus_fingerprint"], **identity})
+    manifest_path = files.manifest("capture")
+    answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
+    if answer is not None and not _changed_states(files):
+        events.progress(f"nothing to do: the states of {answer.counts['files']} rows answer this corpus")
+        return StageResult(stage="capture", reused=True, manifest=answer)
+    _require_context(request, corpus)
+    manifest_path.unlink(missing_ok=True)
+    bind_states(files.hidden_states, identity, discard=request.force)
+    require_fit(_forecast(request, corpus, layers))
+    captured = _capture_rows(request, corpus, layers, events)
+    parity = _parity(request, layers, events)
+    link_rows(files.hidden_states, [state_name(state.sample_id) for state in captured])
+    index = files.hidden_states / INDEX_FILE
+    write_index(index, captured)
+    counts: dict[str, Any] = {
+        "files": len(captured),
+        "bytes": sum(state.bytes for state in captured),
+        "tokens": sum(state.tokens for state in captured),
+        "layers": list(layers.auxiliary),
+        "slots": layers.slots,
+        "hidden_size": layers.hidden_size,
+        "dtype": layers.dtype,
+        "corpus_fingerprint": corpus.counts["corpus_fingerprint"],
+        "parity": vars(parity) if parity else None,
+    }
+    manifest = write_manifest(
+        manifest_path,
+        stage="capture",
+        edition=request.edition,
+        dataset=None,
+        fingerprint=fingerprint,
+        inputs=inputs,
+        outputs=[describe_output(index, len(captured))],
+        counts=counts,
+    )
+    return StageResult(stage="capture", reused=False, manifest=manifest)
+
+
+def capture_identity(request: StageRequest, layers: CapturedLayers) -> dict[str, Any]:
+    """What the values of a state file depend on besides its tokens."""
+    verifier = request.settings.verifier
+    return {
+        "version": CAPTURE_VERSION,
+        "verifier": checkpoint_fingerprint(verifier.path),
+        "verifier_dtype": verifier.dtype,
+        "layers": list(layers.auxiliary),
+        "hidden_size": layers.hidden_size,
+        "dtype": layers.dtype,
+    }
+
+
+def bind_states(folder: Path, identity: dict[str, Any], *, discard: bool) -> None:
+    """Tie the state files in ``folder`` to ``identity``; those of another identity are refused, or discarded.
+
+    Raises:
+        Failed: the folder holds states of another identity; the message shows the difference.
+    """
+    identity_path = folder / IDENTITY_FILE
+    found = read_identity(folder)
+    if found is not None and found != identity:
+        changed = ", ".join(
+            f"{name} {found.get(name)} -> {identity.get(name)}"
+            for name in sorted({*found, *identity})
+            if found.get(name) != identity.get(name)
+        )
+        if not discard:
+            raise Failed(
+                f"{folder}: holds states captured under other conditions ({changed}); capture with --force to discard "
+                "them, or use another edition"
+            )
+        shutil.rmtree(folder)
+    (folder / STATES_FOLDER).mkdir(parents=True, exist_ok=True)
+    write_json(identity_path, identity)
+
+
+def read_identity(folder: Path) -> dict[str, Any] | None:
+    """What the state files in ``folder`` were captured under, None where there are none."""
+    path = folder / IDENTITY_FILE
+    if not path.exists():
+        return None
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def _changed_states(files: EditionFiles) -> bool:
+    """Whether a state file is missing or has another size than the index says."""
+    for state in iterate_index(files.hidden_states / INDEX_FILE):
+        path = files.hidden_states / state.file
+        if not path.is_file() or path.stat().st_size != state.bytes:
+            return True
+    return False
+
+
+def _require_context(request: StageRequest, corpus: Manifest) -> None:
+    longest, context = corpus.counts["longest_row_tokens"], request.settings.serving.context_length
+    if longest >= context:
+        raise BadInput(
+            f"the longest corpus row has {longest} tokens, but serving.context_length is {context} and one "
+            "token more is sampled: raise it, or lower corpus.maximum_length and merge again"
+        )
+
+
+@dataclass(frozen=True)
+class CaptureServer:
+    """A server launched with the capture hooks: its URL, and how to keep its lease."""
+
+    url: str
+    renew: Callable[[], None]
+
+
+def _capture_rows(
+    request: StageRequest, corpus: Manifest, layers: CapturedLayers, events: Events
+) -> list[IndexedState]:
+    files, settings = request.files, request.settings
+    states = files.hidden_states / STATES_FOLDER
+    rows = corpus.counts["rows"]
+    captured: dict[int, IndexedState] = {}
+
+    def done(row: CorpusRow, checked: CheckedState) -> None:
+        captured[row.row] = IndexedState(
+            row=row.row,
+            sample_id=row.sample_id,
+            file=str(state_path(Path(STATES_FOLDER), state_name(row.sample_id))),
+            bytes=checked.bytes,
+            tokens=checked.tokens,
+            token_ids_sha256=token_ids_sha256(row.input_ids),
+        )
+
+    with capture_server(request, layers, states) as server:
+
+        def report(progress: CaptureProgress) -> None:
+            server.renew()
+            events.progress(
+                f"captured {progress.captured_rows} rows ({progress.captured_tokens} tokens), {progress.present_rows} "
+                f"were there, of {rows}",
+                rows=progress.captured_rows + progress.present_rows,
+                of_rows=rows,
+                bytes=progress.bytes,
+            )
+            events.metric(captured_rows=len(captured), captured_tokens=progress.captured_tokens)
+
+        target = CaptureTarget(
+            url=server.url,
+            states=states,
+            layers=layers,
+            concurrency=settings.hidden_states.concurrency,
+            request_timeout_seconds=settings.generation.request_timeout_seconds,
+        )
+        Capture(target, done).run(
+            iterate_rows(files.corpus / DATASET_FOLDER), report, settings.generation.progress_seconds
+        )
+    return [captured[row] for row in range(rows)]
+
+
+def _parity(request: StageRequest, layers: CapturedLayers, events: Events) -> Parity | None:
+    wanted = request.settings.hidden_states.parity_rows
+    if not wanted:
+        events.progress("captured states are not compared with transformers: hidden_states.parity_rows is 0")
+        return None
+    rows = list(islice(iterate_rows(request.files.corpus / DATASET_FOLDER), wanted))
+    parity = compare_with_transformers(rows, request.files.hidden_states / STATES_FOLDER, layers, request.settings)
+    events.progress(
+        f"captured states of {parity.rows} rows equal transformers to {parity.maximum_relative:.2g} of their norm "
+        f"(allowed {parity.tolerance:g}), {parity.maximum_absolute:.2g} at most"
+    )
+    return parity
+
+
+@contextmanager
+def capture_server(request: StageRequest, layers: CapturedLayers, states: Path) -> Iterator[CaptureServer]:
+    """Ensure a server of phase ``capture`` whose hooks write into ``states``."""
+    hooks = forward_hooks(
+        states=states,
+        module_prefix=request.settings.verifier.load_profile().module_prefix,
+        layers=layers.auxiliary,
+        dtype=request.settings.hidden_states.dtype,
+    )
+    raise NotImplementedError(hooks)

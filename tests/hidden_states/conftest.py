@@ -1,0 +1,198 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import requests
+import torch
+
+from aerie.artefacts.corpus import CORPUS_SCHEMA, CorpusWriter
+from aerie.artefacts.files import atomic_folder, fingerprint_of
+from aerie.artefacts.manifest import describe_output, write_manifest
+from aerie.hidden_states.protocol import forward_hooks
+from aerie.settings.machine import PROJECT_ROOT, python_of
+from aerie.settings.pipeline import PipelineSettings
+from aerie.stages import Events, StageRequest
+
+VOCABULARY_SIZE = 128
+DEPTH = 8
+START_SECONDS = 400
+
+
+@pytest.fixture(scope="session")
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of eight layers with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=DEPTH,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    folder = tmp_path_factory.mktemp("verifier")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+class Edition:
+    """An edition on disk, as ``merge`` leaves it."""
+
+    def __init__(self, root: Path, verifier: Path) -> None:
+        self.root = root
+        self.verifier = verifier
+        self.events_path = root / "events.jsonl"
+        self.events = Events(self.events_path)
+
+    def request(self, *, force: bool = False, hidden_states: dict[str, Any] | None = None, **settings: Any):
+        document = {
+            "name": "test",
+            "verifier": {"path": self.verifier, "profile": "demo", "dtype": "float32"},
+            "serving": {"context_length": 512},
+            "datasets": {"B1_glaive": {"source": {"reader": "any", "path": "x", "licence": "mit"}}},
+            "generation": {"progress_seconds": 0.5, "request_timeout_seconds": 120},
+            "corpus": {"maximum_length": 256},
+            "vocabulary": {"size": 24},
+            "hidden_states": {"dtype": "float32", "free_share": 0.0, **(hidden_states or {})},
+            "training": {"epochs": 1, "sequence_length": 64},
+            "publish": {"folder": self.root / "published"},
+            **settings,
+        }
+        return StageRequest(
+            settings=PipelineSettings.model_validate(document),
+            data_root=self.root / "data",
+            server_folder=self.root / "server",
+            edition="main",
+            run_id="r",
+            force=force,
+        )
+
+    @property
+    def files(self):
+        return self.request().files
+
+    @property
+    def states(self) -> Path:
+        return self.files.hidden_states / "states"
+
+    def merged(self, rows: list[list[int]]) -> None:
+        names = [f"B1/{row}" for row in range(len(rows))]
+        table = {
+            "input_ids": rows,
+            "loss_mask": [[0, *[1] * (len(row) - 1)] for row in rows],
+            "seq_len": [len(row) for row in rows],
+            "sample_id": names,
+            **{c: ["x"] * len(rows) for c in ("conversation_id", "dataset", "source_revision", "edition", "licence")},
+            "split": ["train"] * len(rows),
+        }
+        folder = self.files.corpus / "dataset"
+        with atomic_folder(folder) as temporary:
+            writer = CorpusWriter(temporary)
+            writer.write_shard(pa.table(table, schema=CORPUS_SCHEMA))
+            writer.close(fingerprint="f" * 64)
+        write_manifest(
+            self.files.manifest("merge"),
+            stage="merge",
+            edition="main",
+            dataset=None,
+            fingerprint="f",
+            inputs=[],
+            outputs=[describe_output(path) for path in sorted(folder.iterdir())],
+            counts={
+                "corpus_fingerprint": fingerprint_of(rows),
+                "rows": len(rows),
+                "tokens": sum(map(len, rows)),
+                "longest_row_tokens": max(map(len, rows)),
+            },
+        )
+
+    def progress(self) -> list[str]:
+        lines = [json.loads(line) for line in self.events_path.read_text().splitlines()]
+        return [line["message"] for line in lines if line["type"] == "progress"]
+
+
+@pytest.fixture
+def edition(tmp_path: Path, verifier: Path) -> Edition:
+    return Edition(tmp_path, verifier)
+
+
+def random_rows(count: int, *, longest: int) -> list[list[int]]:
+    """Rows of 2 to ``longest`` tokens; every other one begins as the row before, as prompts of one template do."""
+    random = np.random.default_rng(0)
+    rows: list[list[int]] = []
+    for number in range(count):
+        row = random.integers(2, VOCABULARY_SIZE, random.integers(2, longest + 1)).tolist()
+        rows.append(rows[-1][: len(row) // 2] + row if number % 2 and rows else row)
+    return [row[:longest] for row in rows]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def sglang_server(verifier: Path, states: Path, log: Path, *arguments: str) -> Iterator[str]:
+    """A real SGLang server on the CPU that captures layers 2, 4, 5 into ``states``; yields its URL."""
+    hooks = forward_hooks(states=states, module_prefix="model", layers=(2, 4, 5), dtype="float32")
+    port = free_port()
+    command = [
+        python_of("serve"),
+        PROJECT_ROOT / "include" / "sgl_kernel_cpu" / "launch_server.py",
+        *("--model-path", verifier, "--host", "127.0.0.1", "--port", port, "--device", "cpu", "--dtype", "float32"),
+        *("--attention-backend", "torch_native", "--skip-tokenizer-init", "--mem-fraction-static", "0.05"),
+        *("--max-total-tokens", "8192", "--context-length", "512", "--max-running-requests", "32"),
+        *("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"),
+        *("--disable-overlap-schedule", "--disable-radix-cache", "--forward-hooks", json.dumps(hooks)),
+        *arguments,
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(PROJECT_ROOT / "include"),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            list(map(str, command)), stdout=output, stderr=output, env=environment, start_new_session=True
+        )
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", process, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        with suppress(requests.RequestException):
+            if requests.get(url, timeout=5).ok:
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"the server did not start:\n{log.read_text()[-4000:]}")
