@@ -149,7 +149,7 @@ class Cluster:
         )
         if done.returncode:
             said = (done.stderr or done.stdout).strip().splitlines()
-            log = self.log.read_text(errors="replace").splitlines()[-3:] if self.log.exists() else []
+            log = self.log.read_text(errors="replace").splitlines()[-6:] if self.log.exists() else []
             raise Failed(
                 f"PostgreSQL: {Path(command[0]).name} failed: {' | '.join([*said[-2:], *log])} (log: {self.log})"
             )
