@@ -78,8 +78,13 @@ class EditionFiles:
 
     @property
     def hidden_states(self) -> Path:
-        """Hidden states, one file a sample, and the links by row that speculators reads."""
+        """Hidden states: the links by row that speculators reads, the index, and the folder of state files."""
         return self.folder / "hidden_states"
+
+    @property
+    def states(self) -> Path:
+        """State files by sample, written by the hooks inside the server."""
+        return self.hidden_states / "states"
 
     @property
     def training(self) -> Path:
@@ -90,6 +95,11 @@ class EditionFiles:
     def drafter(self) -> Path:
         """Exported drafter in SGLang's layout."""
         return self.folder / "drafter"
+
+    @property
+    def untrained_drafter(self) -> Path:
+        """The same drafter before its first training step, which the benchmark compares with."""
+        return self.folder / "drafter_untrained"
 
     @property
     def benchmark(self) -> Path:

@@ -1,0 +1,226 @@
+"""Our training settings as the ``run.yaml`` of ``speculators train``, validated by speculators' own ``TrainConfig``."""
+
+import contextlib
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from speculators.train.cli import create_transformer_layer_config
+from speculators.train.config import TrainConfig
+from transformers import AutoConfig, LlamaConfig
+
+from aerie.artefacts.corpus import train_data_ratio
+from aerie.artefacts.files import write_json, write_text
+from aerie.errors import BadInput
+from aerie.settings.pipeline import TrainingSettings
+
+# A drafter for an MLA verifier is a plain Llama layer: these are the shapes of the public drafters for Kimi-K2.5,
+# except for the KV heads, of which grouped attention needs fewer, so that the drafter's own KV cache stays small.
+MLA_DRAFT_HEAD_DIM = 128
+MLA_DRAFT_KV_HEADS = 8
+MLA_DRAFT_ROPE_THETA = 1_000_000.0
+
+# What binds the trainer to the stages before and after it; ``extra_arguments`` may not change these.
+PROTECTED = frozenset(
+    {
+        "d2t_path",
+        "data_path",
+        "draft_config",
+        "draft_vocab_size",
+        "dry_run",
+        "epochs",
+        "from_pretrained",
+        "hidden_states_backend",
+        "hidden_states_path",
+        "lr",
+        "max_steps",
+        "no_resume_from_checkpoint",
+        "norm_before_residual",
+        "on_missing",
+        "optimizer",
+        "save_path",
+        "seed",
+        "speculator_type",
+        "t2d_path",
+        "target_layer_ids",
+        "total_seq_len",
+        "train_data_ratio",
+        "verifier_name_or_path",
+    }
+)
+
+
+@dataclass(frozen=True)
+class TrainerInputs:
+    """What the trainer reads and where it writes; every path is absolute.
+
+    ``layers`` are the auxiliary layers whose incoming residual stream was captured. The first ``train_rows`` of
+    ``rows`` are trained on, the rest validates.
+    """
+
+    verifier_stub: Path
+    dataset: Path
+    hidden_states: Path
+    d2t: Path
+    t2d: Path
+    draft_vocabulary_size: int
+    layers: tuple[int, ...]
+    train_rows: int
+    rows: int
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints, one a finished epoch."""
+        return self.folder / "checkpoints"
+
+    @property
+    def configuration(self) -> Path:
+        """The trainer's ``run.yaml``."""
+        return self.folder / "run.yaml"
+
+    @property
+    def draft_decoder(self) -> Path:
+        """Folder of the draft decoder's ``config.json``."""
+        return self.folder / "draft_decoder"
+
+
+def write_configuration(settings: TrainingSettings, inputs: TrainerInputs, *, accelerated: bool) -> TrainConfig:
+    """Write ``run.yaml`` and the draft decoder's configuration, and return what speculators makes of them.
+
+    Raises:
+        BadInput: the corpus has no validation rows, speculators refuses a value, or ``extra_arguments`` touch what
+            binds the stages together.
+    """
+    if not 0 < inputs.train_rows < inputs.rows:
+        raise BadInput(
+            f"{inputs.dataset}: {inputs.train_rows} of {inputs.rows} rows are for training; the trainer needs training "
+            "and validation rows: raise splits.validation or the data sets' budgets, then run prepare and merge again"
+        )
+    decoder = draft_decoder(inputs.verifier_stub, settings.draft_intermediate_size)
+    write_json(inputs.draft_decoder / "config.json", decoder.to_diff_dict())
+    write_text(inputs.configuration, yaml.safe_dump(document(settings, inputs, accelerated=accelerated)))
+    return resolve(inputs.configuration, settings.extra_arguments)
+
+
+def document(settings: TrainingSettings, inputs: TrainerInputs, *, accelerated: bool) -> dict[str, Any]:
+    """The ``run.yaml``, in speculators' groups."""
+    train: dict[str, Any] = {
+        "speculator_type": "eagle3",
+        "seed": settings.seed,
+        "verifier": {"verifier_name_or_path": str(inputs.verifier_stub)},
+        "draft": {
+            "draft_config": str(inputs.draft_decoder),
+            "target_layer_ids": list(inputs.layers),
+            "draft_vocab_size": inputs.draft_vocabulary_size,
+            "d2t_path": str(inputs.d2t),
+            "t2d_path": str(inputs.t2d),
+            # EAGLE-3 masks nothing; a given id keeps speculators from loading a tokenizer, which may need remote code.
+            "mask_token_id": 0,
+            # SGLang takes the residual before the norm.
+            "norm_before_residual": False,
+        },
+        "data": {
+            "data_path": str(inputs.dataset),
+            "hidden_states_backend": "file",
+            "total_seq_len": settings.sequence_length,
+            "train_data_ratio": train_data_ratio(inputs.train_rows, inputs.rows),
+        },
+        "backend": {"hidden_states_path": str(inputs.hidden_states)},
+        # The default would ask a vLLM on localhost for missing states.
+        "generation": {"on_missing": "raise"},
+        "optimizer": {"optimizer": settings.optimizer, "lr": settings.learning_rate},
+        "trainer": {"epochs": settings.epochs, "save_path": str(inputs.checkpoints)},
+    }
+    if not accelerated:
+        # Why: aerie.training.cpu_launcher. Without workers nothing is copied between processes on a small machine.
+        train["draft"]["draft_attn_impl"] = "sdpa"
+        train["loss"] = {"loss_implementation": "eager"}
+        train["data"] |= {"hidden_states_dtype": "float32", "num_workers": 0}
+    return {"train": train}
+
+
+def draft_decoder(verifier_stub: Path, intermediate_size: int | None) -> LlamaConfig:
+    """The draft's decoder: one Llama layer with full attention, in the verifier's proportions.
+
+    speculators' own default is a sliding window, which SGLang applies only by a flag. For an MLA verifier it would
+    inherit the sizes of the compressed projections, which mean nothing in a Llama layer.
+    """
+    verifier = AutoConfig.from_pretrained(verifier_stub)
+    if getattr(verifier, "kv_lora_rank", None):
+        decoder = mla_draft_decoder(verifier)
+    else:
+        decoder = create_transformer_layer_config(
+            verifier_name_or_path=str(verifier_stub),
+            num_layers=1,
+            draft_arch="llama",
+            hidden_act="silu",
+            sliding_window=None,
+            full_attention_indices=[0],
+        )
+    if intermediate_size is not None:
+        decoder.intermediate_size = intermediate_size
+    return decoder
+
+
+def mla_draft_decoder(verifier: Any) -> LlamaConfig:
+    """A plain Llama layer for a verifier with multi-head latent attention."""
+    return LlamaConfig(
+        vocab_size=verifier.vocab_size,
+        hidden_size=verifier.hidden_size,
+        intermediate_size=verifier.intermediate_size,
+        num_hidden_layers=1,
+        num_attention_heads=verifier.num_attention_heads,
+        num_key_value_heads=min(MLA_DRAFT_KV_HEADS, verifier.num_attention_heads),
+        head_dim=MLA_DRAFT_HEAD_DIM,
+        hidden_act="silu",
+        max_position_embeddings=verifier.max_position_embeddings,
+        initializer_range=verifier.initializer_range,
+        rms_norm_eps=verifier.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": MLA_DRAFT_ROPE_THETA},
+        tie_word_embeddings=False,
+        layer_types=["full_attention"],
+    )
+
+
+def resolve(configuration: Path, extra_arguments: tuple[str, ...]) -> TrainConfig:
+    """Let speculators layer ``extra_arguments`` over the file and validate both.
+
+    Raises:
+        BadInput: it refuses them, or ``extra_arguments`` set a protected field.
+    """
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            config = TrainConfig.resolve(["--config", str(configuration), *extra_arguments])
+    except SystemExit:
+        message = complaint.getvalue().rpartition("error: ")[2].strip()
+        raise BadInput(f"{configuration} with training.extra_arguments {list(extra_arguments)}: {message}") from None
+    refused = sorted(name for name in PROTECTED if config.provenance.get(name) == "flag")
+    if refused:
+        flags = ", ".join("--" + name.replace("_", "-") for name in refused)
+        raise BadInput(
+            f"training.extra_arguments sets {flags}, which binds the trainer to the stages around it; use the "
+            "configuration's own fields, or leave it out"
+        )
+    return config
+
+
+def trainer_command(settings: TrainingSettings, configuration: Path, *, accelerated: bool) -> list[str]:
+    """The command that trains: speculators unchanged, under torchrun for several processes, adapted on a CPU.
+
+    Raises:
+        BadInput: several processes without an accelerator.
+    """
+    module = [sys.executable, "-m", "speculators.train"]
+    if not accelerated:
+        if settings.processes > 1:
+            raise BadInput(f"training.processes is {settings.processes}: without an accelerator it must be 1")
+        module = [sys.executable, "-m", "aerie.training.cpu_launcher"]
+    elif settings.processes > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={settings.processes}"]
+        module = [sys.executable, *launcher, "-m", "speculators.train"]
+    return [*module, "--config", str(configuration), *settings.extra_arguments]

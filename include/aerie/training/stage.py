@@ -1,0 +1,539 @@
+"""The stages ``train``, ``export`` and ``publish``."""
+
+import gc
+import json
+import shutil
+import time
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from speculators.model import SpeculatorModel
+from speculators.train.cli import build_draft_model, parse_vocab_mappings, set_seed
+from speculators.train.config import TrainConfig
+
+from aerie.artefacts.corpus import DATASET_FOLDER, iterate_batches
+from aerie.artefacts.draft_vocabulary import mapping_paths, read_draft_vocabulary
+from aerie.artefacts.files import atomic_folder, fingerprint_of, write_json
+from aerie.artefacts.manifest import (
+    InputFile,
+    Manifest,
+    answered_by,
+    describe_input,
+    describe_output,
+    read_manifest,
+    write_manifest,
+)
+from aerie.artefacts.state_index import INDEX_FILE
+from aerie.corpus.stage import read_corpus
+from aerie.errors import Failed, Retryable
+from aerie.hidden_states.layers import CapturedLayers, resolve_layers
+from aerie.hidden_states.verify import verify
+from aerie.settings.pipeline import PipelineSettings
+from aerie.stages import Events, StageRequest, StageResult
+from aerie.training.checkpoints import (
+    INTERRUPTED,
+    VALIDATION_METRICS,
+    BatchPlan,
+    adopt_interrupted,
+    best_checkpoint,
+    is_finished,
+    latest_progress,
+    remove_cut_off,
+)
+from aerie.training.configuration import TrainerInputs, trainer_command, write_configuration
+from aerie.training.export import (
+    export_drafter,
+    parameter_count,
+    read_configuration,
+    read_tensors,
+    refuse_what_sglang_lacks,
+    serving_layer_ids,
+)
+from aerie.training.model_card import model_card, versions
+from aerie.training.trainer_log import Step
+from aerie.training.trainer_process import TrainerReport, exclusive, run_trainer
+from aerie.training.verifier_stub import write_verifier_stub
+
+TRAINING_VERSION = 1
+"""Raised when the same inputs and settings would train another drafter."""
+EXPORT_VERSION = 1
+
+RUN_FILE = "run.json"
+STEPS_FILE = "steps.jsonl"
+LOG_FILE = "train.log"
+LOCK_FILE = "trainer.lock"
+CHECKPOINT_FILES = ("config.json", "model.safetensors")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What ``train`` established before it starts: where everything is, and what the result will answer to."""
+
+    corpus: Manifest
+    layers: CapturedLayers
+    trainer: TrainerInputs
+    batches: BatchPlan
+    inputs: list[InputFile]
+    fingerprint: str
+
+
+def train(request: StageRequest, events: Events) -> StageResult:
+    """Train the drafter on the captured hidden states; a retry resumes.
+
+    Raises:
+        BadInput: an earlier stage has not run, or a setting is wrong.
+        Failed: the hidden states or the vocabulary do not belong to the corpus, a step had loss 0, NaN or rows that do
+            not match their states, or the trainer failed.
+        Retryable: the trainer was interrupted, and has saved its state.
+    """
+    prepared = prepare_training(request)
+    folder = prepared.trainer.folder
+    manifest_path = request.files.manifest("train")
+    answer = (
+        None if request.force else answered_by(manifest_path, fingerprint=prepared.fingerprint, inputs=prepared.inputs)
+    )
+    if answer is not None:
+        events.progress(f"nothing to do: checkpoint {answer.counts['checkpoint']} answers these hidden states")
+        return StageResult(stage="train", reused=True, manifest=answer)
+    states = verify(request.files, prepared.layers)
+    events.progress(f"verified the hidden states of {states.rows} rows, {states.tokens} tokens, {states.bytes} bytes")
+    started = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder.with_name(f".{folder.name}.{LOCK_FILE}")) as lock:
+        manifest_path.unlink(missing_ok=True)
+        begin_or_continue(prepared, events, force=request.force)
+        resumed_from = resume_point(prepared, events)
+        configure(request, prepared)
+        if not is_finished(prepared.trainer.checkpoints, request.settings.training.epochs):
+            run(request, prepared, events, lock)
+    manifest = write_train_manifest(
+        request, prepared, seconds=time.monotonic() - started, resumed_from_step=resumed_from
+    )
+    counts = manifest.counts
+    events.progress(
+        f"trained {counts['drafter_parameters']:,} parameters in {counts['steps']} steps: loss "
+        f"{counts['first_loss']:.3f} to {counts['last_loss']:.3f}, validation {counts['validation']}"
+    )
+    return StageResult(stage="train", reused=False, manifest=manifest)
+
+
+def prepare_training(request: StageRequest) -> Prepared:
+    """Tie corpus, vocabulary and hidden states together.
+
+    Raises:
+        BadInput: one of them is missing.
+        Failed: the vocabulary or the states were made from another corpus, or other layers were captured.
+    """
+    files, settings = request.files, request.settings
+    corpus, corpus_files = read_corpus(files)
+    corpus_fingerprint = corpus.counts["corpus_fingerprint"]
+    vocabulary = read_draft_vocabulary(files.vocabulary, corpus_fingerprint=corpus_fingerprint)
+    d2t, t2d = mapping_paths(files.vocabulary.resolve(), vocabulary.size)
+    layers = resolve_layers(settings)
+    captured = read_manifest(files.manifest("capture"))
+    require_same_capture(captured, corpus_fingerprint=corpus_fingerprint, layers=layers)
+    lengths = training_lengths(files.corpus / DATASET_FOLDER)
+    inputs = [*corpus_files, *(describe_input(path) for path in (d2t, t2d, files.hidden_states / INDEX_FILE))]
+    folder = files.training.resolve()
+    trainer = TrainerInputs(
+        verifier_stub=folder / "verifier",
+        dataset=(files.corpus / DATASET_FOLDER).resolve(),
+        hidden_states=files.hidden_states.resolve(),
+        d2t=d2t,
+        t2d=t2d,
+        draft_vocabulary_size=vocabulary.size,
+        layers=layers.auxiliary,
+        train_rows=len(lengths),
+        rows=corpus.counts["rows"],
+        folder=folder,
+    )
+    batches = BatchPlan(
+        lengths=lengths,
+        sequence_length=settings.training.sequence_length,
+        processes=settings.training.processes,
+        seed=settings.training.seed,
+    )
+    fingerprint = fingerprint_of(
+        {
+            "version": TRAINING_VERSION,
+            "training": settings.training.model_dump(mode="json"),
+            "capture": captured.fingerprint,
+            "vocabulary_size": vocabulary.size,
+        }
+    )
+    return Prepared(corpus, layers, trainer, batches, inputs, fingerprint)
+
+
+def require_same_capture(captured: Manifest, *, corpus_fingerprint: str, layers: CapturedLayers) -> None:
+    """Refuse hidden states of another corpus or of other layers.
+
+    Raises:
+        Failed: naming both.
+    """
+    counts = captured.counts
+    if counts["corpus_fingerprint"] != corpus_fingerprint:
+        raise Failed(
+            f"hidden states were captured for corpus {counts['corpus_fingerprint'][:12]}, but the corpus is "
+            f"{corpus_fingerprint[:12]}; run capture again"
+        )
+    if tuple(counts["layers"]) != layers.auxiliary:
+        raise Failed(
+            f"hidden states were captured at layers {counts['layers']}, but the configuration asks for "
+            f"{list(layers.auxiliary)}; run capture again, or set hidden_states.layers"
+        )
+
+
+def training_lengths(dataset: Path) -> list[int]:
+    """Lengths in tokens of the training rows, which are the first.
+
+    Raises:
+        Failed: a training row comes after a validation row, where the trainer would validate on it.
+    """
+    lengths: list[int] = []
+    ended = False
+    for batch in iterate_batches(dataset):
+        for split, length in zip(batch["split"].to_pylist(), batch["seq_len"].to_pylist(), strict=True):
+            if split != "train":
+                ended = True
+            elif ended:
+                raise Failed(f"{dataset}: row {len(lengths)} is for training but follows validation rows; merge again")
+            else:
+                lengths.append(length)
+    return lengths
+
+
+def begin_or_continue(prepared: Prepared, events: Events, *, force: bool) -> None:
+    """Keep the folder of an earlier try of the same training, empty that of another."""
+    folder, identity = prepared.trainer.folder, {"fingerprint": prepared.fingerprint}
+    path = folder / RUN_FILE
+    if not force and path.is_file() and json.loads(path.read_text(encoding="utf-8")) == identity:
+        return
+    if prepared.trainer.checkpoints.exists():
+        events.progress("starting again: the checkpoints here are of another training")
+    shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    write_json(path, identity)
+
+
+def resume_point(prepared: Prepared, events: Events) -> int:
+    """Make an interrupted run's state the one that the trainer resumes from; return the step it resumes from."""
+    checkpoints = prepared.trainer.checkpoints
+    for name in remove_cut_off(checkpoints):
+        events.progress(f"checkpoint {name} was cut off while it was written: removed")
+    interrupted = (checkpoints / INTERRUPTED).exists()
+    adopted = adopt_interrupted(checkpoints, prepared.batches)
+    if interrupted and adopted is None:
+        events.progress("the interrupted run's state holds nothing newer than the last checkpoint: removed")
+    latest = latest_progress(checkpoints)
+    if latest is None:
+        return 0
+    events.progress(f"resuming after step {latest.global_step}, in epoch {latest.epoch + 1}")
+    return latest.global_step
+
+
+def configure(request: StageRequest, prepared: Prepared) -> None:
+    """Write the verifier stub and the trainer's configuration, and the drafter as initialised, before any step."""
+    settings, trainer = request.settings.training, prepared.trainer
+    write_verifier_stub(request.settings.verifier.path, trainer.verifier_stub)
+    config = write_configuration(settings, trainer, accelerated=torch.accelerator.is_available())
+    write_untrained(config, untrained_folder(trainer.folder))
+
+
+def untrained_folder(training: Path) -> Path:
+    """Folder of the drafter as it was before the first step."""
+    return training / "untrained"
+
+
+def write_untrained(config: TrainConfig, folder: Path) -> None:
+    """Save the drafter as speculators initialises it from the seed: the trainer's weights at step 0, in bfloat16."""
+    arguments = Namespace(**config.flatten())
+    set_seed(arguments.seed)
+    d2t, t2d, size = parse_vocab_mappings(arguments)
+    drafter = build_draft_model(arguments, SpeculatorModel.registry[arguments.speculator_type], t2d, d2t, size)
+    with atomic_folder(folder) as temporary:
+        drafter.to(torch.bfloat16).save_pretrained(temporary)
+    del drafter
+    gc.collect()
+
+
+def run(request: StageRequest, prepared: Prepared, events: Events, lock: int) -> None:
+    """Run the trainer until the last epoch's checkpoint is there.
+
+    Raises:
+        Failed, Retryable: as ``train``.
+    """
+    settings, trainer = request.settings.training, prepared.trainer
+    accelerated = torch.accelerator.is_available()
+    progress = Progress(request, prepared, events)
+    try:
+        report = run_trainer(
+            trainer_command(settings, trainer.configuration, accelerated=accelerated),
+            log=trainer.folder / LOG_FILE,
+            lock=lock,
+            on_step=progress.step,
+            on_validation=progress.validation,
+        )
+    except Failed:
+        # What the trainer saved while it was ended has learned from the fault.
+        shutil.rmtree(trainer.checkpoints / INTERRUPTED, ignore_errors=True)
+        raise
+    finally:
+        progress.close()
+    require_success(report, trainer, epochs=settings.epochs)
+
+
+def require_success(report: TrainerReport, trainer: TrainerInputs, *, epochs: int) -> None:
+    """Success is the wanted epoch's checkpoint: an interrupted trainer exits with 0 as well.
+
+    Raises:
+        Failed: the trainer failed, or ended without the checkpoint.
+        Retryable: it was interrupted or killed.
+    """
+    log = trainer.folder / LOG_FILE
+    if report.interrupted or (report.exit_code or 0) < 0:
+        raise Retryable(f"the trainer was ended by a signal (exit code {report.exit_code}); the next try resumes")
+    if report.exit_code != 0:
+        raise Failed(f"the trainer ended with exit code {report.exit_code}; {log} ends with:\n{report.evidence()}")
+    if not is_finished(trainer.checkpoints, epochs):
+        raise Failed(
+            f"the trainer ended with exit code 0 but without the checkpoint of epoch {epochs} in {trainer.checkpoints}"
+            f"; {log} ends with:\n{report.evidence()}"
+        )
+
+
+class Progress:
+    """Steps as they are made: each in a file, and every few seconds a progress line and a metric."""
+
+    def __init__(self, request: StageRequest, prepared: Prepared, events: Events) -> None:
+        self._events = events
+        self._epochs = request.settings.training.epochs
+        self._of_steps = prepared.batches.steps(0) * self._epochs
+        self._every = request.settings.generation.progress_seconds
+        self._reported = 0.0
+        self._last: Step | None = None
+        self._file = (prepared.trainer.folder / STEPS_FILE).open("a", encoding="utf-8")
+
+    def step(self, step: Step) -> None:
+        """Note one step."""
+        self._file.write(json.dumps({"time": time.time(), **vars(step)}) + "\n")
+        self._last = step
+        if time.monotonic() - self._reported >= self._every:
+            self._report(step)
+
+    def _report(self, step: Step) -> None:
+        self._reported = time.monotonic()
+        speed = f", {step.tokens_per_second:.0f} tokens/s" if step.tokens_per_second else ""
+        self._events.progress(
+            f"step {step.global_step + 1} of about {self._of_steps}, epoch {step.epoch + 1} of {self._epochs}: "
+            f"loss {step.loss:.3f}{speed}",
+            step=step.global_step + 1,
+            of_steps=self._of_steps,
+        )
+        accuracies = {f"accuracy_{position}": value for position, value in enumerate(step.accuracies)}
+        self._events.metric(
+            step=step.global_step + 1,
+            epoch=step.epoch + 1,
+            loss=step.loss,
+            learning_rate=step.learning_rate,
+            tokens_per_second=step.tokens_per_second,
+            **accuracies,
+        )
+
+    def validation(self, metrics: dict[str, float]) -> None:
+        """Note one validation."""
+        self._events.progress(
+            f"validation: loss {metrics['loss_epoch']:.3f}, about "
+            f"{estimated_acceptance_length(metrics):.2f} tokens a verify step if served"
+        )
+        self._events.metric(**{f"validation_{name.removesuffix('_epoch')}": value for name, value in metrics.items()})
+
+    def close(self) -> None:
+        """Report the last step and close the file."""
+        if self._last is not None:
+            self._report(self._last)
+        self._file.close()
+
+
+def estimated_acceptance_length(metrics: dict[str, float]) -> float:
+    """Acceptance length that validation promises: 1 + a0 + a0 a1 + ..., from each position's accuracy given the last's.
+
+    It is an estimate on rows made like the training rows, so it does not show what is wrong with both.
+    """
+    length, chance, position = 1.0, 1.0, 0
+    while (accuracy := metrics.get(f"cond_acc_{position}_epoch")) is not None:
+        chance *= accuracy
+        length += chance
+        position += 1
+    return length
+
+
+def write_train_manifest(
+    request: StageRequest, prepared: Prepared, *, seconds: float, resumed_from_step: int
+) -> Manifest:
+    """Describe the best checkpoint."""
+    trainer, settings = prepared.trainer, request.settings.training
+    checkpoint = best_checkpoint(trainer.checkpoints, settings.epochs)
+    refuse_what_sglang_lacks(read_configuration(checkpoint), checkpoint)
+    first, last = first_and_last_step(trainer.folder / STEPS_FILE)
+    folders = (checkpoint, untrained_folder(trainer.folder))
+    return write_manifest(
+        request.files.manifest("train"),
+        stage="train",
+        edition=request.edition,
+        dataset=None,
+        fingerprint=prepared.fingerprint,
+        inputs=prepared.inputs,
+        outputs=[describe_output(folder / name) for folder in folders for name in CHECKPOINT_FILES],
+        counts={
+            "steps": last["global_step"] + 1,
+            "epochs": settings.epochs,
+            "first_loss": first["loss"],
+            "last_loss": last["loss"],
+            "validation": validation_metrics(checkpoint),
+            "seconds": round(seconds, 1),
+            "resumed_from_step": resumed_from_step,
+            "drafter_parameters": parameter_count(read_tensors(checkpoint)),
+            "checkpoint": checkpoint.name,
+            "layers": list(trainer.layers),
+            "draft_vocabulary_size": trainer.draft_vocabulary_size,
+            "corpus_fingerprint": prepared.corpus.counts["corpus_fingerprint"],
+            "versions": versions(),
+        },
+    )
+
+
+def first_and_last_step(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """First and last line of the file of steps.
+
+    Raises:
+        Failed: no step was made.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    if not lines:
+        raise Failed(f"{path}: the trainer reported no step; see {LOG_FILE} beside it")
+    return json.loads(lines[0]), json.loads(lines[-1])
+
+
+def validation_metrics(checkpoint: Path) -> dict[str, float] | None:
+    """Validation metrics of a checkpoint with the acceptance length that they promise; None if it has none."""
+    path = checkpoint / VALIDATION_METRICS
+    if not path.is_file():
+        return None
+    metrics: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        "loss": metrics["loss_epoch"],
+        **{name.removesuffix("_epoch"): value for name, value in metrics.items() if name.startswith("cond_acc_")},
+        "estimated_acceptance_length": estimated_acceptance_length(metrics),
+    }
+
+
+def export(request: StageRequest, events: Events) -> StageResult:
+    """Export the trained drafter for SGLang, and beside it the same drafter untrained, to compare with.
+
+    Raises:
+        BadInput: ``train`` has not finished.
+        Failed: SGLang could not serve the drafter, or the checkpoint is not the one that was trained.
+    """
+    files, settings = request.files, request.settings
+    trained = read_manifest(files.manifest("train"))
+    checkpoint = files.training / "checkpoints" / trained.counts["checkpoint"]
+    sources = {files.drafter: checkpoint, files.untrained_drafter: untrained_folder(files.training)}
+    inputs = [describe_input(folder / name) for folder in sources.values() for name in CHECKPOINT_FILES]
+    if {(i.uri, i.sha256) for i in inputs} != {(o.uri, o.sha256) for o in trained.outputs}:
+        raise Failed(f"{files.training}: the checkpoints changed after training; run train again with --force")
+    model_type = verifier_model_type(settings)
+    fingerprint = fingerprint_of(
+        {"version": EXPORT_VERSION, "verifier": model_type, "weights": [i.sha256 for i in inputs]}
+    )
+    manifest_path = files.manifest("export")
+    answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
+    if answer is not None:
+        events.progress(f"nothing to do: {files.drafter} is the export of this checkpoint")
+        return StageResult(stage="export", reused=True, manifest=answer)
+    manifest_path.unlink(missing_ok=True)
+    for folder, source in sources.items():
+        configuration = export_drafter(source, folder, verifier_model_type=model_type)
+        events.progress(f"exported {source} to {folder}, every tensor read back equal")
+    layers = list(trained.counts["layers"])
+    manifest = write_manifest(
+        manifest_path,
+        stage="export",
+        edition=request.edition,
+        dataset=None,
+        fingerprint=fingerprint,
+        inputs=inputs,
+        outputs=[describe_output(folder / name) for folder in sources for name in CHECKPOINT_FILES],
+        counts={
+            **trained.counts,
+            "serving_layer_ids": serving_layer_ids(layers, model_type),
+            "dtype": configuration["torch_dtype"],
+            "verifier_model_type": model_type,
+        },
+    )
+    return StageResult(stage="export", reused=False, manifest=manifest)
+
+
+def verifier_model_type(settings: PipelineSettings) -> str:
+    """``model_type`` of the verifier as its checkpoint names it."""
+    path = settings.verifier.path / "config.json"
+    return str(json.loads(path.read_text(encoding="utf-8"))["model_type"])
+
+
+def publish(request: StageRequest, events: Events) -> StageResult:
+    """Copy the drafter that passed its benchmark to its destination, with a model card.
+
+    Raises:
+        BadInput: there is no export, or no benchmark that passed.
+        Failed: the benchmark is of another drafter, or the drafter changed since it was measured.
+    """
+    files = request.files
+    exported = read_manifest(files.manifest("export"))
+    measured = read_manifest(files.manifest("benchmark"))
+    inputs = [describe_input(files.drafter / name) for name in CHECKPOINT_FILES]
+    require_measured(exported, measured, inputs)
+    destination = request.settings.publish.folder / f"{request.edition}-{exported.fingerprint[:12]}"
+    card = model_card(
+        request.settings,
+        {name: read_manifest(files.manifest(name)) for name in ("merge", "vocabulary", "export", "benchmark")},
+    )
+    fingerprint = fingerprint_of({"drafter": exported.fingerprint, "card": card, "destination": str(destination)})
+    manifest_path = files.manifest("publish")
+    data = {"drafter_fingerprint": exported.fingerprint, "uri": destination.as_uri()}
+    answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
+    if answer is not None:
+        events.progress(f"nothing to do: {destination} holds this drafter")
+        return StageResult(stage="publish", reused=True, manifest=answer, data=data)
+    with atomic_folder(destination) as temporary:
+        for name in CHECKPOINT_FILES:
+            shutil.copyfile(files.drafter / name, temporary / name)
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+    manifest = write_manifest(
+        manifest_path,
+        stage="publish",
+        edition=request.edition,
+        dataset=None,
+        fingerprint=fingerprint,
+        inputs=inputs,
+        outputs=[describe_output(destination / name) for name in (*CHECKPOINT_FILES, "README.md")],
+        counts={**data, "acceptance_length": measured.counts["acceptance_length"]},
+    )
+    events.progress(f"published {destination}")
+    return StageResult(stage="publish", reused=False, manifest=manifest, data=data)
+
+
+def require_measured(exported: Manifest, measured: Manifest, inputs: list[InputFile]) -> None:
+    """Refuse to publish what was not measured.
+
+    Raises:
+        Failed: the benchmark is of another drafter, or the drafter's files are not those that were exported.
+    """
+    if measured.counts["drafter_fingerprint"] != exported.fingerprint:
+        raise Failed(
+            f"the benchmark measured drafter {measured.counts['drafter_fingerprint'][:12]}, the export is "
+            f"{exported.fingerprint[:12]}; run benchmark again"
+        )
+    if not {(i.uri, i.sha256) for i in inputs} <= {(o.uri, o.sha256) for o in exported.outputs}:
+        raise Failed("the drafter's files changed after they were exported; run export and benchmark again")

@@ -1,0 +1,219 @@
+"""The trainer as a subprocess: started in the caller's process group, watched line by line, never outliving it."""
+
+import ctypes
+import fcntl
+import os
+import queue
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import aerie
+from aerie.errors import Failed, Retryable
+from aerie.training.trainer_log import Step, parse_step, parse_validation, says_interrupted
+
+# speculators gives up saving its interrupted state after 120 s.
+SAVE_SECONDS = 150.0
+SIGNAL_HEARD_SECONDS = 3.0
+POLL_SECONDS = 0.5
+TAIL_LINES = 30
+
+# Rich wraps at the terminal's width; a step's figures must stay on one line.
+CONSOLE_COLUMNS = "2000"
+_PADDING = re.compile(r"\s{3,}")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class TrainerReport:
+    """What the trainer said: its steps (first and last), the last validation, the tail of its log, its exit code."""
+
+    first_step: Step | None = None
+    last_step: Step | None = None
+    steps: int = 0
+    tokens: float = 0.0
+    tail: list[str] = field(default_factory=list)
+    exit_code: int | None = None
+    interrupted: bool = False
+
+    def evidence(self) -> str:
+        """The end of the trainer's log, for an error message."""
+        return "\n".join(self.tail)
+
+
+@contextmanager
+def exclusive(lock: Path) -> Iterator[int]:
+    """Hold ``lock``; yield its descriptor, which the trainer inherits, so that the lock lives as long as the trainer.
+
+    Raises:
+        Retryable: a trainer of an earlier try still runs after the time that it may take to save its state.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
+    deadline = time.monotonic() + SAVE_SECONDS
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise Retryable(
+                        f"{lock}: another trainer still writes to this folder; wait for it or end it"
+                    ) from None
+                time.sleep(POLL_SECONDS)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def run_trainer(
+    command: Sequence[str],
+    *,
+    log: Path,
+    lock: int,
+    on_step: Callable[[Step], None],
+    on_validation: Callable[[dict[str, float]], None],
+) -> TrainerReport:
+    """Run the trainer to its end, copy its output to ``log``, and return what it said.
+
+    A SIGTERM to this process reaches the trainer too, which then saves its state.
+
+    Raises:
+        Failed: a step says that what it trains on is wrong; the trainer is ended at once and its state removed by the
+            caller.
+        Retryable: this process was told to end; the trainer has saved its state.
+    """
+    report = TrainerReport()
+    environment = {**os.environ, "COLUMNS": CONSOLE_COLUMNS, "PYTHONPATH": _module_path(), "PYTHONUNBUFFERED": "1"}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with _Termination() as termination, log.open("a", encoding="utf-8") as copy:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            pass_fds=(lock,),
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            for line in _lines(process, termination, report):
+                copy.write(line + "\n")
+                report.tail = [*report.tail[1 - TAIL_LINES :], line]
+                _take(line, report, on_step, on_validation)
+        finally:
+            _end(process)
+            report.exit_code = process.returncode
+    if termination.asked:
+        raise Retryable("training was told to stop; the trainer saved its state and the next try resumes from it")
+    return report
+
+
+def _take(
+    line: str, report: TrainerReport, on_step: Callable[[Step], None], on_validation: Callable[[dict[str, float]], None]
+) -> None:
+    report.interrupted = report.interrupted or says_interrupted(line)
+    step = parse_step(line)
+    if step is not None:
+        if step.fault is not None:
+            raise Failed(f"training stopped at {step.fault}")
+        report.first_step = report.first_step or step
+        report.last_step = step
+        report.steps += 1
+        on_step(step)
+    validation = parse_validation(line)
+    if validation is not None:
+        on_validation(validation)
+
+
+class _Termination:
+    """SIGTERM and SIGINT of this process, noted instead of fatal while the trainer runs."""
+
+    def __init__(self) -> None:
+        self.asked_at: float | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    @property
+    def asked(self) -> bool:
+        return self.asked_at is not None
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
+
+    def __enter__(self) -> "_Termination":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _lines(process: subprocess.Popen[str], termination: _Termination, report: TrainerReport) -> Iterator[str]:
+    """Lines of the trainer's output until it ends; passes a termination on to it.
+
+    Whoever ends the process group signals the trainer as well, and a second SIGTERM while it saves would kill it:
+    it is signalled only when it has not said within a few seconds that it heard.
+    """
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_read, args=(process, lines), daemon=True).start()
+    signalled = False
+    while True:
+        try:
+            line = lines.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            line = ""
+        if line is None:
+            return
+        if line:
+            yield line
+        if termination.asked_at is None:
+            continue
+        waited = time.monotonic() - termination.asked_at
+        if not signalled and not report.interrupted and waited > SIGNAL_HEARD_SECONDS:
+            process.terminate()
+            signalled = True
+        if waited > SAVE_SECONDS:
+            return
+
+
+def _read(process: subprocess.Popen[str], lines: "queue.Queue[str | None]") -> None:
+    assert process.stdout is not None  # noqa: S101
+    for line in process.stdout:
+        # A progress bar redraws its line after a carriage return; rich pads lines to the console's width.
+        lines.put(_PADDING.sub("  ", line.rpartition("\r")[2]).rstrip())
+    lines.put(None)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the trainer if it still runs, first politely, and reap it."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(timeout=SAVE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _end_with_parent() -> None:
+    """In the child: a SIGTERM when the parent dies, so that a killed stage leaves no trainer behind (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _module_path() -> str:
+    """PYTHONPATH on which the trainer finds this package."""
+    here = str(Path(aerie.__file__).parents[1])
+    return os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
