@@ -89,7 +89,7 @@ class Edition:
 
     @property
     def states(self) -> Path:
-        return self.files.hidden_states / "states"
+        return self.files.states
 
     def merged(self, rows: list[list[int]]) -> None:
         names = [f"B1/{row}" for row in range(len(rows))]

@@ -8,7 +8,7 @@ from speculators.data_generation.offline import get_existing_hidden_state_indice
 from aerie.errors import Failed
 from aerie.hidden_states import stage
 from aerie.hidden_states.layers import resolve_layers
-from aerie.hidden_states.stage import CaptureServer, capture
+from aerie.hidden_states.stage import CaptureServer, capture, forecast
 from aerie.hidden_states.verify import verify
 
 from .conftest import random_rows, sglang_server
@@ -21,6 +21,7 @@ def test_states_of_chunked_and_mixed_prefills_equal_transformers_and_a_second_ru
 ):
     rows = random_rows(40, longest=120)
     edition.merged(rows)
+    forecast(edition.request(), edition.events)
     renewals = []
     with sglang_server(
         edition.verifier,

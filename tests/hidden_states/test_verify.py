@@ -46,12 +46,12 @@ def files(tmp_path):
         writer.close(fingerprint="f" * 64)
     for row, name in enumerate(names):
         write(files, row, name=name)
-    link_rows(files.hidden_states, [state_name(name) for name in names])
+    link_rows(files.hidden_states, files.states, [state_name(name) for name in names])
     return files
 
 
 def path_of(files, row, name=None):
-    return state_path(files.hidden_states / "states", state_name(name or f"B1/{row}"))
+    return state_path(files.states, state_name(name or f"B1/{row}"))
 
 
 def write(files, row, *, ids=None, states=None, name=None):
@@ -163,12 +163,12 @@ def test_a_file_that_would_spoil_training_is_named(files, sabotage, problem):
 
 def test_links_of_an_earlier_shuffle_are_found(files):
     order = np.roll(np.arange(ROWS), 1)
-    link_rows(files.hidden_states, [state_name(f"B1/{row}") for row in order])
+    link_rows(files.hidden_states, files.states, [state_name(f"B1/{row}") for row in order])
     with pytest.raises(Failed, match=f"{ROWS} state files are wrong"):
         verify(files, LAYERS)
 
 
 def test_a_link_beyond_the_corpus_is_found(files):
-    link_rows(files.hidden_states, [state_name(f"B1/{row}") for row in (*range(ROWS), 0)])
+    link_rows(files.hidden_states, files.states, [state_name(f"B1/{row}") for row in (*range(ROWS), 0)])
     with pytest.raises(Failed, match=rf"hs_{ROWS}\.safetensors: belongs to no corpus row"):
         verify(files, LAYERS)

@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from aerie.artefacts.files import atomic_path, sync_directory
 from aerie.errors import Failed
 
-STATES_FOLDER = "states"
 SUFFIX = ".safetensors"
 
 
@@ -81,10 +80,16 @@ def token_ids_sha256(token_ids: Any) -> str:
     return hashlib.sha256(token_ids.astype("<i4").tobytes()).hexdigest()
 
 
-def link_rows(folder: Path, names: Sequence[str]) -> None:
-    """Make ``hs_<row>`` links to the state files ``names`` in row order, in place of any earlier links."""
+def link_rows(folder: Path, states: Path, names: Sequence[str]) -> None:
+    """Make ``hs_<row>`` links in ``folder`` to the state files ``names`` in row order, in place of any earlier links.
+
+    Args:
+        folder: where speculators looks.
+        states: the folder of state files, inside ``folder``; the links are relative, so that both can move together.
+        names: name of each row's state file.
+    """
     for stale in folder.glob(f"hs_*{SUFFIX}"):
         stale.unlink()
     for row, name in enumerate(names):
-        link_path(folder, row).symlink_to(state_path(Path(STATES_FOLDER), name))
+        link_path(folder, row).symlink_to(state_path(states.relative_to(folder), name))
     sync_directory(folder)

@@ -13,8 +13,8 @@ from typing import Any
 from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_rows
 from aerie.artefacts.files import fingerprint_of, write_json
 from aerie.artefacts.layout import EditionFiles
-from aerie.artefacts.manifest import Manifest, answered_by, describe_output, write_manifest
-from aerie.artefacts.state_files import STATES_FOLDER, link_rows, state_name, state_path, token_ids_sha256
+from aerie.artefacts.manifest import Manifest, answered_by, describe_output, read_manifest, write_manifest
+from aerie.artefacts.state_files import link_rows, state_name, state_path, token_ids_sha256
 from aerie.artefacts.state_index import INDEX_FILE, IndexedState, iterate_index, write_index
 from aerie.corpus.stage import read_corpus
 from aerie.errors import BadInput, Failed
@@ -24,7 +24,6 @@ from aerie.hidden_states.client import Capture, CaptureProgress, CaptureTarget
 from aerie.hidden_states.forecast import Forecast, forecast_disk, require_fit
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import Parity, compare_with_transformers
-from aerie.hidden_states.protocol import forward_hooks
 from aerie.stages import Events, StageRequest, StageResult
 
 CAPTURE_VERSION = 1
@@ -69,7 +68,7 @@ def forecast(request: StageRequest, events: Events) -> StageResult:
 
 def _forecast(request: StageRequest, corpus: Manifest, layers: CapturedLayers) -> Forecast:
     folder = request.files.hidden_states
-    states = folder / STATES_FOLDER
+    states = request.files.states
     present = sum(entry.stat().st_size for entry in os.scandir(states)) if states.is_dir() else 0
     return forecast_disk(
         tokens=corpus.counts["tokens"],
@@ -86,13 +85,14 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     State files that are there and good are kept; what is missing or wrong is captured.
 
     Raises:
-        BadInput: a row is longer than the server's context.
+        BadInput: there is no forecast for these layers, or a row is longer than the server's context.
         Failed: they do not fit the disk, belong to another verifier or other layers, or differ from transformers.
         Retryable: the server stopped answering.
     """
     files = request.files
     corpus, inputs = read_corpus(files)
     layers = resolve_layers(request.settings)
+    _require_forecast(request, layers)
     identity = capture_identity(request, layers)
     fingerprint = fingerprint_of({"corpus": corpus.counts["corpus_fingerprint"], **identity})
     manifest_path = files.manifest("capture")
@@ -102,11 +102,11 @@ def capture(request: StageRequest, events: Events) -> StageResult:
         return StageResult(stage="capture", reused=True, manifest=answer)
     _require_context(request, corpus)
     manifest_path.unlink(missing_ok=True)
-    bind_states(files.hidden_states, identity, discard=request.force)
+    bind_states(files, identity, discard=request.force)
     require_fit(_forecast(request, corpus, layers))
     captured = _capture_rows(request, corpus, layers, events)
     parity = _parity(request, layers, events)
-    link_rows(files.hidden_states, [state_name(state.sample_id) for state in captured])
+    link_rows(files.hidden_states, files.states, [state_name(state.sample_id) for state in captured])
     index = files.hidden_states / INDEX_FILE
     write_index(index, captured)
     counts: dict[str, Any] = {
@@ -146,13 +146,13 @@ def capture_identity(request: StageRequest, layers: CapturedLayers) -> dict[str,
     }
 
 
-def bind_states(folder: Path, identity: dict[str, Any], *, discard: bool) -> None:
-    """Tie the state files in ``folder`` to ``identity``; those of another identity are refused, or discarded.
+def bind_states(files: EditionFiles, identity: dict[str, Any], *, discard: bool) -> None:
+    """Tie the edition's state files to ``identity``; those of another identity are refused, or discarded.
 
     Raises:
-        Failed: the folder holds states of another identity; the message shows the difference.
+        Failed: there are states of another identity; the message shows the difference.
     """
-    identity_path = folder / IDENTITY_FILE
+    folder = files.hidden_states
     found = read_identity(folder)
     if found is not None and found != identity:
         changed = ", ".join(
@@ -166,8 +166,8 @@ def bind_states(folder: Path, identity: dict[str, Any], *, discard: bool) -> Non
                 "them, or use another edition"
             )
         shutil.rmtree(folder)
-    (folder / STATES_FOLDER).mkdir(parents=True, exist_ok=True)
-    write_json(identity_path, identity)
+    files.states.mkdir(parents=True, exist_ok=True)
+    write_json(folder / IDENTITY_FILE, identity)
 
 
 def read_identity(folder: Path) -> dict[str, Any] | None:
@@ -186,6 +186,16 @@ def _changed_states(files: EditionFiles) -> bool:
         if not path.is_file() or path.stat().st_size != state.bytes:
             return True
     return False
+
+
+def _require_forecast(request: StageRequest, layers: CapturedLayers) -> None:
+    """The server was launched with the layers of the forecast: it must still be right."""
+    forecast_layers = read_manifest(request.files.manifest("forecast")).counts["layers"]
+    if forecast_layers != list(layers.auxiliary):
+        raise BadInput(
+            f"the forecast was made for layers {forecast_layers}, but the settings now ask for "
+            f"{list(layers.auxiliary)}; run forecast again and restart the server"
+        )
 
 
 def _require_context(request: StageRequest, corpus: Manifest) -> None:
@@ -209,7 +219,6 @@ def _capture_rows(
     request: StageRequest, corpus: Manifest, layers: CapturedLayers, events: Events
 ) -> list[IndexedState]:
     files, settings = request.files, request.settings
-    states = files.hidden_states / STATES_FOLDER
     rows = corpus.counts["rows"]
     captured: dict[int, IndexedState] = {}
 
@@ -217,13 +226,13 @@ def _capture_rows(
         captured[row.row] = IndexedState(
             row=row.row,
             sample_id=row.sample_id,
-            file=str(state_path(Path(STATES_FOLDER), state_name(row.sample_id))),
+            file=str(state_path(files.states, state_name(row.sample_id)).relative_to(files.hidden_states)),
             bytes=checked.bytes,
             tokens=checked.tokens,
             token_ids_sha256=token_ids_sha256(row.input_ids),
         )
 
-    with capture_server(request, layers, states) as server:
+    with capture_server(request) as server:
 
         def report(progress: CaptureProgress) -> None:
             server.renew()
@@ -238,7 +247,7 @@ def _capture_rows(
 
         target = CaptureTarget(
             url=server.url,
-            states=states,
+            states=files.states,
             layers=layers,
             concurrency=settings.hidden_states.concurrency,
             request_timeout_seconds=settings.generation.request_timeout_seconds,
@@ -255,7 +264,7 @@ def _parity(request: StageRequest, layers: CapturedLayers, events: Events) -> Pa
         events.progress("captured states are not compared with transformers: hidden_states.parity_rows is 0")
         return None
     rows = list(islice(iterate_rows(request.files.corpus / DATASET_FOLDER), wanted))
-    parity = compare_with_transformers(rows, request.files.hidden_states / STATES_FOLDER, layers, request.settings)
+    parity = compare_with_transformers(rows, request.files.states, layers, request.settings)
     events.progress(
         f"captured states of {parity.rows} rows equal transformers to {parity.maximum_relative:.2g} of their norm "
         f"(allowed {parity.tolerance:g}), {parity.maximum_absolute:.2g} at most"
@@ -264,12 +273,6 @@ def _parity(request: StageRequest, layers: CapturedLayers, events: Events) -> Pa
 
 
 @contextmanager
-def capture_server(request: StageRequest, layers: CapturedLayers, states: Path) -> Iterator[CaptureServer]:
-    """Ensure a server of phase ``capture`` whose hooks write into ``states``."""
-    hooks = forward_hooks(
-        states=states,
-        module_prefix=request.settings.verifier.load_profile().module_prefix,
-        layers=layers.auxiliary,
-        dtype=request.settings.hidden_states.dtype,
-    )
-    raise NotImplementedError(hooks)
+def capture_server(request: StageRequest) -> Iterator[CaptureServer]:
+    """Ensure a server of phase ``capture``."""
+    raise NotImplementedError

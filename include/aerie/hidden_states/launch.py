@@ -1,0 +1,29 @@
+"""How a capturing server must be launched; needs none of the model environment's packages."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from aerie.artefacts.manifest import read_manifest
+from aerie.hidden_states.protocol import forward_hooks
+from aerie.stages import StageRequest
+
+CAPTURE_ARGUMENTS = (
+    "--disable-radix-cache",  # a cached prefix would skip its rows
+    *("--cuda-graph-backend-prefill", "disabled"),  # a replayed graph runs no hooks
+    "--enforce-disable-flashinfer-allreduce-fusion",  # a norm fused into the all-reduce runs no hooks
+)
+
+
+def capture_hooks(request: StageRequest) -> list[Mapping[str, Any]]:
+    """Value of SGLang's ``--forward-hooks`` (as JSON) for the edition's capture, for the layers of its forecast.
+
+    Raises:
+        BadInput: the edition has no forecast yet.
+    """
+    settings = request.settings
+    return forward_hooks(
+        states=request.files.states,
+        module_prefix=settings.verifier.load_profile().module_prefix,
+        layers=read_manifest(request.files.manifest("forecast")).counts["layers"],
+        dtype=settings.hidden_states.dtype,
+    )
