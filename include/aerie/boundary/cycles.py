@@ -37,11 +37,11 @@ def find_cycles(ids: NDArray[np.int64]) -> Iterator[Cycle]:
     for period in _candidate_periods(ids):
         matches = np.zeros(ids.size - period + 2, dtype=np.int8)
         matches[1:-1] = ids[period:] == ids[:-period]
-        edges = np.flatnonzero(np.diff(matches))
-        for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-            cycle = Cycle(first, last + period, period)
-            if cycle.tokens >= max(MINIMUM_COPIES * period, MINIMUM_TOKENS):
-                yield cycle
+        edges = np.flatnonzero(matches[1:] != matches[:-1])
+        firsts, lasts = edges[::2], edges[1::2]
+        long_enough = lasts - firsts >= max(MINIMUM_COPIES * period, MINIMUM_TOKENS) - period
+        for first, last in zip(firsts[long_enough].tolist(), lasts[long_enough].tolist(), strict=True):
+            yield Cycle(first, last + period, period)
 
 
 def _candidate_periods(ids: NDArray[np.int64]) -> list[int]:
