@@ -1,4 +1,7 @@
-"""Operators: each turns its arguments into one stage call and reports what came back."""
+"""Operators: each turns its arguments into one stage call and reports what came back.
+
+What is heavy to import (the store, Arrow) is imported where a task executes: this file is read with every DAG.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,15 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from aerie.errors import BadInput
 from aerie.pipeline import RunParameters, place_of, stage_request
-from aerie.recording import record_event, record_result
 from aerie.settings.machine import database_url, run_folder, settings_path
 from aerie.settings.pipeline import load_settings
-from aerie.stage_process import StageProcess
-from aerie.store.connection import Connection, connected
-from aerie.store.queries.alerts import record_alert
-from aerie.store.queries.runs import finish_run, record_run
-from aerie.summary import build_summary
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from aerie.stage_process import StageProcess
+    from aerie.stages import StageRequest
+    from aerie.store.connection import Connection
 
 # A stage says by its exit code whether trying again can help; what is for good fails at once.
 FAIL_FOR_GOOD = ExceptionRetryPolicy(
@@ -58,6 +59,10 @@ class StageOperator(BaseOperator):
             AirflowSkipException: the run's parameters leave this task out.
             BadInput, Failed, Retryable: what the stage raised.
         """
+        from aerie.recording import record_result
+        from aerie.stage_process import StageProcess
+        from aerie.store.connection import connected
+
         parameters = parameters_of(context)
         place = place_of(parameters, stage=self.stage, dataset=self.dataset, phase=self.phase)
         if place == "outside":
@@ -84,7 +89,9 @@ class StageOperator(BaseOperator):
         self.log.info("%s: %s", "nothing to do, answered earlier" if result.reused else "done", counts or result.data)
         return {"reused": result.reused, "counts": counts, "data": dict(result.data)}
 
-    def _report(self, connection: Connection, request: Any, event: Mapping[str, Any]) -> None:
+    def _report(self, connection: Connection, request: StageRequest, event: Mapping[str, Any]) -> None:
+        from aerie.recording import record_event
+
         if event["type"] == "progress":
             self.log.info(event["message"])
         elif event["type"] == "alert":
@@ -106,6 +113,9 @@ class OpenRunOperator(BaseOperator):
         Raises:
             BadInput: a data set or a task that the configuration does not have.
         """
+        from aerie.store.connection import connected
+        from aerie.store.queries.runs import record_run
+
         settings = load_settings(settings_path())
         parameters = parameters_of(context)
         for key in parameters.datasets:
@@ -132,6 +142,11 @@ class CloseRunOperator(BaseOperator):
         Raises:
             RuntimeError: a task of the run failed; names them.
         """
+        from aerie.store.connection import connected
+        from aerie.store.queries.alerts import record_alert
+        from aerie.store.queries.runs import finish_run
+        from aerie.summary import build_summary
+
         instance = context["ti"]
         run_id = str(instance.run_id)
         states: Mapping[str, Any] = instance.get_task_states(dag_id=instance.dag_id, run_ids=[run_id])[run_id]
