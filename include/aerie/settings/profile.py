@@ -62,7 +62,8 @@ class Sampling(Frozen):
 class Profile(Frozen):
     """A model family.
 
-    ``model_types`` guards against a checkpoint of another family whose ids happen to fit. ``generation_prompt_tail`` is
+    ``model_types`` guards against a checkpoint of another family whose ids happen to fit. ``vocabulary_size`` is what
+    files of responses are judged against where no checkpoint is at hand. ``generation_prompt_tail`` is
     what a rendered prompt must end with when thinking is on. ``thinking_switch`` is the template variable that turns
     thinking off, None for a family that cannot. ``forced_vocabulary`` are tokens that the draft vocabulary
     must hold however rare they are. ``module_prefix`` is how the checkpoint's decoder is called inside the server
@@ -73,6 +74,7 @@ class Profile(Frozen):
     name: str
     model_types: tuple[str, ...]
     expected_ids: Mapping[str, int] = {}
+    vocabulary_size: int | None = Field(default=None, gt=0)
     end_of_turn: tuple[str, ...]
     reasoning: Reasoning
     tools: ToolGrammar | None = None
