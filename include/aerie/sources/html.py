@@ -4,6 +4,9 @@ import re
 from html.parser import HTMLParser
 
 _PAGE = re.compile(r"\A\s*<(?:div|p|ol|ul|pre|blockquote|table|span|br|h[1-6])\b[^>]*>.*>\s*\Z", re.DOTALL | re.I)
+_PAGE_OF_ANSWER = re.compile(r"\A\s*<div class=\"markdown\b[^>]*>(?P<inner>.*)</div>\s*\Z", re.DOTALL)
+_PARAGRAPH = re.compile(r"\A\s*<p>(?P<inner>.*)</p>\s*\Z", re.DOTALL)
+_WRAPPED_TEXT = re.compile(r"\A\s*<(div|p)>(?P<inner>(?:[^<]|<br ?/?>)*)</\1>\s*\Z")
 _BLOCKS = {"div", "p", "ol", "ul", "pre", "blockquote", "table", "tr", "h1", "h2", "h3", "h4", "h5", "h6"}
 _DROPPED = {"button", "script", "style", "svg"}
 
@@ -19,6 +22,21 @@ def text_of_page(text: str) -> str:
     parser.feed(text)
     parser.close()
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", "".join(parser.parts))).strip()
+
+
+def unwrapped_question(text: str) -> str:
+    """``text`` without the one ``div`` or ``p`` around it, if nothing inside but line breaks is markup."""
+    found = _WRAPPED_TEXT.match(text)
+    return text_of_page(text) if found else text
+
+
+def unwrapped_answer(text: str) -> str:
+    """``text`` without the page's own container around an answer; markup that is the answer stays."""
+    page = _PAGE_OF_ANSWER.match(text)
+    if page is None:
+        return text
+    paragraph = _PARAGRAPH.match(page["inner"])
+    return (paragraph or page)["inner"].strip()
 
 
 class _PageText(HTMLParser):
