@@ -70,14 +70,11 @@ class Capture:
     ) -> None:
         timeout = aiohttp.ClientTimeout(total=self._target.request_timeout_seconds)
         connector = aiohttp.TCPConnector(limit=self._target.concurrency)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-            reporter = asyncio.create_task(self._report(report, every_seconds))
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(self._target.concurrency):
-                        group.create_task(self._work(session, rows))
-            finally:
-                reporter.cancel()
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
+            reporter = group.create_task(self._report(report, every_seconds))
+            workers = [group.create_task(self._work(session, rows)) for _ in range(self._target.concurrency)]
+            await asyncio.wait(workers)
+            reporter.cancel()
         report(self.progress)
 
     async def _report(self, report: Callable[[CaptureProgress], None], every_seconds: float) -> None:

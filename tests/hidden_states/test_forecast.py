@@ -1,0 +1,112 @@
+"""The forecast: right to the byte, and a refusal that shows its sum."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from aerie.errors import BadInput, Failed
+from aerie.hidden_states.launch import capture_hooks
+from aerie.hidden_states.layers import CapturedLayers, resolve_layers
+from aerie.hidden_states.stage import bind_states, capture, capture_identity, forecast
+
+KIMI_K25 = CapturedLayers(auxiliary=(2, 30, 58), decoder_layers=61, hidden_size=7168, dtype="bfloat16")
+
+
+@pytest.fixture
+def corpus(edition):
+    edition.merged([[1, 2, 3], [4, 5, 6, 7, 8]])
+    return edition
+
+
+def free(monkeypatch, free_bytes, total=1_000_000):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=total, used=0, free=free_bytes))
+
+
+def test_kimi_k25_takes_57344_bytes_a_token_and_the_first_run_1_21_terabytes():
+    assert KIMI_K25.bytes_per_token == 57_344
+    assert KIMI_K25.bytes_per_token * 21_033_536 == pytest.approx(1.21e12, rel=0.01)
+
+
+def test_forecast_counts_prompt_tokens_too_and_names_the_layers(corpus):
+    counts = forecast(corpus.request(), corpus.events).manifest.counts
+    assert counts["bytes"] == 8 * 4 * 64 * 4
+    assert counts["layers"] == [2, 4, 5]
+
+
+def test_states_that_do_not_fit_beside_the_share_to_be_spared_are_refused_with_the_sum(corpus, monkeypatch):
+    needed = 8 * 4 * 64 * 4
+    free(monkeypatch, needed + 100_000)
+    forecast(corpus.request(hidden_states={"free_share": 0.1}), corpus.events)
+    free(monkeypatch, needed + 99_999)
+    with pytest.raises(Failed, match=r"8 tokens x 1,024 bytes = 0.00 GB, .* of them to be spared"):
+        forecast(corpus.request(hidden_states={"free_share": 0.1}), corpus.events)
+
+
+def test_states_that_are_there_already_need_no_room(corpus, monkeypatch):
+    corpus.states.mkdir(parents=True)
+    (corpus.states / "a.safetensors").write_bytes(b"x" * 8000)
+    free(monkeypatch, 8 * 1024 - 8000)
+    assert forecast(corpus.request(), corpus.events).manifest.counts["present_bytes"] == 8000
+
+
+def test_layers_come_from_the_settings_before_speculators_default(edition):
+    assert resolve_layers(edition.request().settings).auxiliary == (2, 4, 5)
+    assert resolve_layers(edition.request(hidden_states={"layers": [1, 3, 6]}).settings).auxiliary == (1, 3, 6)
+
+
+@pytest.mark.parametrize(
+    ("layers", "problem"),
+    [([0, 2, 4], "from 1 to 7"), ([2, 4, 8], "from 1 to 7"), ([2, 4, 9], "within"), ([2, 2, 4], "distinct")],
+)
+def test_layers_that_no_hook_can_capture_are_refused(edition, layers, problem):
+    with pytest.raises(BadInput, match=problem):
+        resolve_layers(edition.request(hidden_states={"layers": layers}).settings)
+
+
+def test_the_server_is_launched_with_the_layers_of_the_forecast(corpus):
+    with pytest.raises(BadInput, match="forecast"):
+        capture_hooks(corpus.request())
+    forecast(corpus.request(), corpus.events)
+    modules = [hook["target_modules"] for hook in capture_hooks(corpus.request())]
+    assert modules == [
+        ["model.layers.0"],
+        ["model.layers.2.input_layernorm"],
+        ["model.layers.4.input_layernorm"],
+        ["model.layers.5.input_layernorm"],
+        ["model.norm"],
+    ]
+    with pytest.raises(BadInput, match=r"made for layers \[2, 4, 5\], but the settings now ask for \[1, 2, 3\]"):
+        capture(corpus.request(hidden_states={"layers": [1, 2, 3]}), corpus.events)
+
+
+def test_a_row_that_fills_the_servers_context_is_refused_before_the_server_is_asked(corpus):
+    forecast(corpus.request(), corpus.events)
+    with pytest.raises(BadInput, match=r"longest corpus row has 5 tokens, but serving.context_length is 5"):
+        capture(corpus.request(serving={"context_length": 5}), corpus.events)
+
+
+def test_states_of_another_verifier_are_refused_with_the_difference_and_discarded_only_when_forced(corpus):
+    identity = capture_identity(corpus.request(), resolve_layers(corpus.request().settings))
+    bind_states(corpus.files, identity, discard=False)
+    state = corpus.states / "a.safetensors"
+    state.write_bytes(b"x")
+    bind_states(corpus.files, identity, discard=True)
+    assert state.exists()
+    with pytest.raises(Failed, match=r"verifier .* -> retrained"):
+        bind_states(corpus.files, {**identity, "verifier": "retrained"}, discard=False)
+    assert state.exists()
+    bind_states(corpus.files, {**identity, "verifier": "retrained"}, discard=True)
+    assert not state.exists()
+
+
+def test_retraining_the_verifier_in_place_changes_the_identity_of_its_states(corpus, tmp_path):
+    before = capture_identity(corpus.request(), resolve_layers(corpus.request().settings))
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.verifier, copy)
+    corpus.verifier = copy
+    assert capture_identity(corpus.request(), resolve_layers(corpus.request().settings)) == before
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    assert capture_identity(corpus.request(), resolve_layers(corpus.request().settings)) != before
