@@ -15,6 +15,7 @@ from aerie.artefacts.prompts import Prompt, write_prompts
 from aerie.artefacts.response_log import Response, ResponseLog, prompt_sha256
 from aerie.artefacts.samples import iterate_samples, iterate_verdicts
 from aerie.artefacts.verifier_tokens import write_verifier_tokens
+from aerie.boundary.files import judge_file
 from aerie.boundary.rows import JudgedRow
 from aerie.boundary.stage import PreviewChooser, validate
 from aerie.errors import BadInput, Failed
@@ -282,3 +283,19 @@ def test_previews_are_few_and_do_not_follow_the_order_in_which_answers_finish() 
     assert len(forward) == 5
     assert forward == chosen(reversed(range(100)))
     assert forward != ["s0", "s1", "s2", "s3", "s4"]
+
+
+def test_file_with_tools_is_checked_to_the_text_with_a_checkpoint(
+    tmp_path: Path, checkpoint: Path, verifier: Verifier
+) -> None:
+    encode = lambda text: verifier.tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+    head = encode("<|im_user|>user<|im_middle|>convert<|im_end|><|im_assistant|>assistant<|im_middle|><think>")
+    rows = [
+        {"prompt_ids": head, "output_ids": encode(call(arguments)), "finish_reason": "stop", "tools": json.loads(TOOLS)}
+        for arguments in ('{"value": 3}', "{}")
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = judge_file(path, "demo", tokenizer=checkpoint)
+    assert (first.flags, first.unchecked, first.tool_calls) == ((), ("count_mismatch",), 1)
+    assert second.flags == ("tool_arguments_schema",)
