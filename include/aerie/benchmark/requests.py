@@ -1,0 +1,159 @@
+"""Held-out prompts sent to a server, greedily, and what came back."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aerie.artefacts.layout import EditionFiles
+from aerie.artefacts.prompts import Prompt, iterate_prompts
+from aerie.artefacts.verifier_tokens import read_verifier_tokens
+from aerie.benchmark.measures import DatasetRun, Measured, verification_of
+from aerie.errors import AerieError, BadInput, Failed
+from aerie.generation.client import GenerateClient, GenerateRequest, RequestFailed, sampling_parameters
+from aerie.settings.pipeline import PipelineSettings
+from aerie.settings.profile import Sampling
+from aerie.stages import Events
+
+GREEDY = Sampling(temperature=0.0, top_p=1.0)
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Held:
+    """Held-out prompts of one data set, and the tokens at which the verifier stops."""
+
+    dataset: str
+    prompts: Sequence[Prompt]
+    stop_token_ids: Sequence[int]
+
+
+def held_out_prompts(settings: PipelineSettings, files: EditionFiles) -> list[Held]:
+    """Prompts of the benchmark split, up to ``prompts_per_dataset`` of each generated data set, in admission order.
+
+    Prompts that would not fit the server's context with their answer are left out.
+
+    Raises:
+        BadInput: there is none at all.
+    """
+    asked = settings.benchmark
+    longest = settings.serving.context_length - asked.max_new_tokens
+    held = []
+    for key, dataset in settings.datasets.items():
+        path = files.dataset(key).prompts
+        if dataset.kind != "generated" or not path.is_file():
+            continue
+        usable = (
+            prompt
+            for prompt in iterate_prompts(path)
+            if prompt.split == "benchmark" and prompt.skip_reason is None and len(prompt.prompt_ids) < longest
+        )
+        prompts = [prompt for prompt, _ in zip(usable, range(asked.prompts_per_dataset), strict=False)]
+        if prompts:
+            eos_ids = read_verifier_tokens(files.dataset(key).verifier_tokens).eos_ids
+            held.append(Held(dataset=key, prompts=prompts, stop_token_ids=eos_ids))
+    if not held:
+        raise BadInput(
+            f"edition {files.edition}: no held-out prompt shorter than {longest} tokens; raise splits.benchmark and "
+            "run prepare again"
+        )
+    return held
+
+
+@dataclass(frozen=True)
+class Load:
+    """How requests are sent; ``after_dataset`` is called after each data set, to keep the server's lease."""
+
+    url: str
+    concurrency: int
+    max_new_tokens: int
+    request_timeout_seconds: float
+    maximum_attempts: int
+    with_drafter: bool
+    after_dataset: Callable[[], None]
+
+
+def measure(held: Sequence[Held], load: Load, events: Events, *, label: str) -> dict[str, DatasetRun]:
+    """Send every prompt and return the runs by data set.
+
+    Data sets go one after the other, so that each has its own tokens/s. One short request goes before them, unmeasured.
+
+    Raises:
+        Failed: a request failed for good, or a reply lacks what is measured.
+        Retryable: the server went away.
+    """
+    return asyncio.run(_measure(held, load, events, label=label))
+
+
+async def _measure(held: Sequence[Held], load: Load, events: Events, *, label: str) -> dict[str, DatasetRun]:
+    runs: dict[str, DatasetRun] = {}
+    for one in held:
+        async with GenerateClient.open(
+            load.url,
+            concurrency=load.concurrency,
+            sampling=sampling_parameters(GREEDY, stop_token_ids=one.stop_token_ids),
+            request_timeout_seconds=load.request_timeout_seconds,
+            maximum_attempts=load.maximum_attempts,
+        ) as client:
+            if not runs:
+                await _send(client, one.dataset, one.prompts[0], load, max_new_tokens=WARM_UP_TOKENS)
+            runs[one.dataset] = await _run(client, one, load)
+        load.after_dataset()
+        run = runs[one.dataset]
+        events.progress(
+            f"{label}: {one.dataset}: {len(run.requests)} prompts, {run.tokens} tokens, "
+            f"{run.tokens / run.seconds:.0f} tokens/s",
+            datasets=len(runs),
+            of_datasets=len(held),
+        )
+    return runs
+
+
+async def _run(client: GenerateClient, held: Held, load: Load) -> DatasetRun:
+    slots = asyncio.Semaphore(load.concurrency)
+
+    async def one(prompt: Prompt) -> Measured:
+        async with slots:
+            return await _send(client, held.dataset, prompt, load, max_new_tokens=load.max_new_tokens)
+
+    started = time.monotonic()
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(prompt)) for prompt in held.prompts]
+    except* AerieError as failures:
+        raise _first(failures) from None
+    return DatasetRun(seconds=time.monotonic() - started, requests=tuple(task.result() for task in tasks))
+
+
+def _first(failures: "ExceptionGroup[Exception]") -> Exception:
+    failure = failures.exceptions[0]
+    return _first(failure) if isinstance(failure, ExceptionGroup) else failure
+
+
+async def _send(client: GenerateClient, dataset: str, prompt: Prompt, load: Load, *, max_new_tokens: int) -> Measured:
+    request = GenerateRequest(
+        rid=f"benchmark:{dataset}:{prompt.sample_id}", input_ids=prompt.prompt_ids, max_new_tokens=max_new_tokens
+    )
+    try:
+        answer = await client.generate(request)
+    except RequestFailed as error:
+        raise Failed(f"{dataset}: sample {prompt.sample_id}: {error.kind}: {error}") from error
+    meta: Mapping[str, Any] = answer.reply.meta_info.model_dump()
+    output_ids, tokens = answer.reply.output_ids, answer.reply.meta_info.completion_tokens
+    if len(output_ids) != tokens:
+        raise Failed(
+            f"{dataset}: sample {prompt.sample_id}: {len(output_ids)} output_ids, but completion_tokens {tokens}"
+        )
+    verification = None
+    if load.with_drafter:
+        verification = verification_of(meta, completion_tokens=tokens, sample_id=prompt.sample_id)
+    return Measured(
+        dataset=dataset,
+        sample_id=prompt.sample_id,
+        prompt_tokens=len(prompt.prompt_ids),
+        output_ids=tuple(output_ids),
+        completion_tokens=tokens,
+        finish_reason=answer.reply.meta_info.finish_reason.type,
+        verification=verification,
+    )

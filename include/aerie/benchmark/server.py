@@ -1,0 +1,87 @@
+"""The server that is measured: ensured through the keeper, and asked what it really runs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from aerie.errors import Failed, Retryable
+from aerie.settings.pipeline import BenchmarkSettings
+from aerie.stages import Events, StageRequest
+
+ALGORITHM = "EAGLE3"
+ANSWER_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class MeasuredServer:
+    """A server to measure: its URL, and how to keep its lease."""
+
+    url: str
+    renew: Callable[[], None]
+
+
+@contextmanager
+def benchmark_server(request: StageRequest, drafter: Path | None, events: Events) -> Iterator[MeasuredServer]:
+    """Ensure a server of phase ``benchmark`` with this drafter, or without one."""
+    raise NotImplementedError(f"{request.run_id} {drafter} {events}")
+
+
+class ServerFacts(BaseModel):
+    """What the server says at ``/server_info``, as far as a benchmark depends on it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    version: str
+    model_path: str
+    dtype: str
+    max_total_num_tokens: int
+    speculative_algorithm: str | None
+    speculative_draft_model_path: str | None
+    speculative_num_steps: int | None
+    speculative_eagle_topk: int | None
+    speculative_num_draft_tokens: int | None
+
+
+def read_server_facts(url: str) -> ServerFacts:
+    """Ask the server what it runs.
+
+    Raises:
+        Retryable: it does not answer.
+        Failed: its answer lacks a field; the message names it.
+    """
+    try:
+        answer = requests.get(f"{url.rstrip('/')}/server_info", timeout=ANSWER_SECONDS)
+        answer.raise_for_status()
+    except requests.RequestException as error:
+        raise Retryable(f"the server at {url} does not say what it runs: {error}") from error
+    try:
+        return ServerFacts.model_validate_json(answer.content)
+    except ValidationError as error:
+        fields = ", ".join(".".join(map(str, one["loc"])) for one in error.errors(include_url=False))
+        raise Failed(f"{url}/server_info: not what a benchmark needs of SGLang: {fields}") from error
+
+
+def require_drafter(facts: ServerFacts, drafter: Path | None, asked: BenchmarkSettings) -> None:
+    """Require that the server runs exactly the drafter and the settings that are to be measured.
+
+    Raises:
+        Failed: with what it runs and what was asked for.
+    """
+    expected: dict[str, Any] = {"speculative_algorithm": None}
+    if drafter is not None:
+        expected = {
+            "speculative_algorithm": ALGORITHM,
+            "speculative_draft_model_path": str(drafter),
+            "speculative_num_steps": asked.num_steps,
+            "speculative_eagle_topk": asked.eagle_topk,
+            "speculative_num_draft_tokens": asked.num_draft_tokens,
+        }
+    found = facts.model_dump()
+    wrong = [f"{name} is {found[name]!r}, not {value!r}" for name, value in expected.items() if found[name] != value]
+    if wrong:
+        raise Failed(f"the server does not run what is to be measured: {'; '.join(wrong)}; stop it and run again")
