@@ -54,7 +54,6 @@ class PromptEnd(StrEnum):
 
 
 TOOL_KINDS = frozenset({Kind.SECTION_BEGIN, Kind.CALL_BEGIN, Kind.ARGUMENT_BEGIN, Kind.CALL_END, Kind.SECTION_END})
-CLOSING_KINDS = frozenset({Kind.CLOSE, Kind.CALL_END, Kind.SECTION_END, Kind.END})
 IN_TOOLS = frozenset({Region.SECTION, Region.CALL_ID, Region.ARGUMENTS})
 IN_CALL = frozenset({Region.CALL_ID, Region.ARGUMENTS})
 

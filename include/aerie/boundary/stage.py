@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from aerie.artefacts.files import fingerprint_of
 from aerie.artefacts.layout import DatasetFiles
 from aerie.artefacts.manifest import answered_by, describe_input, describe_output, write_manifest
@@ -31,6 +33,15 @@ STAGE = "validate"
 PROGRESS_SECONDS = 10.0
 PREVIEWS_PER_CATEGORY = 20
 REASONS_NAMED = 5
+_GRAMMAR_FIELDS = {
+    "name",
+    "expected_ids",
+    "end_of_turn",
+    "reasoning",
+    "tools",
+    "response_tokens_allowed",
+    "generation_prompt_tail",
+}
 
 
 @dataclass
@@ -158,7 +169,7 @@ def rules_fingerprint(request: StageRequest) -> str:
             "rules_version": RULES_VERSION,
             "profile": request.settings.verifier.load_profile().model_dump(
                 mode="json",
-                include={"name", "end_of_turn", "reasoning", "tools", "response_tokens_allowed", "expected_ids"},
+                include=_GRAMMAR_FIELDS,
             ),
             "drop_flags": sorted(check_drop_flags(settings.drop_flags)),
             "kind": settings.kind,
@@ -252,7 +263,7 @@ def _sample(row: JudgedRow, request: StageRequest) -> Sample:
         conversation_id=row.conversation_id,
         dataset=str(request.dataset),
         split=row.split,
-        input_ids=row.input_ids,
+        input_ids=row.input_ids.astype(np.int32),
         loss_mask=row.loss_mask,
         prompt_tokens=row.prompt_tokens,
         response_tokens=row.response_tokens,
