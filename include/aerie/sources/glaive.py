@@ -97,7 +97,7 @@ def _turns(chat: str, declared: set[str]) -> Iterator[Message]:
 
 
 def _spoken(chat: str) -> Iterator[tuple[str, str]]:
-    speaker = _SPEAKER if len(_SPEAKER.findall(chat)) > 1 else _SPEAKER_INLINE
+    speaker = _SPEAKER if "ASSISTANT" in _SPEAKER.findall(chat) else _SPEAKER_INLINE
     before, *parts = speaker.split(chat)
     if before.strip() or not parts:
         raise Unusable("unknown_role", f"expected the chat to start with USER:, found {chat[:40]!r}")
