@@ -162,6 +162,16 @@ def test_a_run_of_some_data_sets_needs_those_and_whatever_the_edition_has_begun(
         run(edition, selected=("B1_glaive",))
 
 
+def test_a_data_set_of_which_nothing_was_kept_is_counted_and_nothing_at_all_to_train_on_fails(edition):
+    edition.validated("B1_glaive", [])
+    edition.validated("B2_opencodeinstruct", [sample("a", [1], [2])])
+    counts = run(edition).manifest.counts
+    assert (counts["rows"], counts["datasets"]["B1_glaive"]["rows"]) == (1, 0)
+    edition.validated("B2_opencodeinstruct", [])
+    with pytest.raises(Failed, match="no row is left to train on"):
+        run(edition)
+
+
 def test_data_sets_prepared_with_different_tokenizers_are_not_merged(edition):
     edition.validated("B1_glaive", [sample("a", [1], [2])])
     edition.validated(

@@ -29,6 +29,48 @@ START_SECONDS = 400
 
 
 @pytest.fixture(scope="session")
+def latent_attention_verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DeepSeek-V3 (latent attention, experts) of eight layers with random weights."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    torch.manual_seed(0)
+    yarn = {"rope_type": "yarn", "type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
+    config = DeepseekV3Config(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        num_hidden_layers=DEPTH,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        q_lora_rank=32,
+        kv_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        max_position_embeddings=512,
+        rope_scaling={**yarn, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    folder = tmp_path_factory.mktemp("latent")
+    DeepseekV3ForCausalLM(config).save_pretrained(folder)
+    document = json.loads((folder / "config.json").read_text())
+    # What SGLang reads and transformers does not write.
+    document |= {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "rope_theta": 10000.0}
+    document["rope_scaling"] = config.rope_parameters
+    (folder / "config.json").write_text(json.dumps(document))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of eight layers with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -81,10 +81,10 @@ class Merged:
 class RowTable:
     """A few numbers a row, for deduplication: one array a batch until ``joined``."""
 
-    keys: list[npt.NDArray[np.uint64]] = field(default_factory=list)
-    contents: list[npt.NDArray[np.uint64]] = field(default_factory=list)
-    splits: list[npt.NDArray[np.int8]] = field(default_factory=list)
-    datasets: list[npt.NDArray[np.int16]] = field(default_factory=list)
+    keys: list[npt.NDArray[np.uint64]] = field(default_factory=lambda: [np.empty(0, np.uint64)])
+    contents: list[npt.NDArray[np.uint64]] = field(default_factory=lambda: [np.empty((0, 2), np.uint64)])
+    splits: list[npt.NDArray[np.int8]] = field(default_factory=lambda: [np.empty(0, np.int8)])
+    datasets: list[npt.NDArray[np.int16]] = field(default_factory=lambda: [np.empty(0, np.int16)])
 
     def add(
         self,
@@ -146,24 +146,32 @@ class Partitions:
         self._writers: dict[int, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, batch: pa.RecordBatch, splits: npt.NDArray[np.int8], keys: npt.NDArray[np.uint64]) -> None:
-        """Spill the rows of ``batch``, which are in the train or the validation split."""
+    def add(
+        self,
+        batch: pa.RecordBatch,
+        rows: Int64Array,
+        splits: npt.NDArray[np.int8],
+        keys: npt.NDArray[np.uint64],
+    ) -> None:
+        """Spill the ``rows`` of ``batch``, with their splits (train or validation) and order keys."""
         slices = np.minimum((keys / 2.0**64 * self._partitions).astype(np.int64), self._partitions - 1)
         partitions = slices + np.where(splits == VALIDATION, self._partitions, 0)
         for partition in np.unique(partitions).tolist():
             if partition not in self._writers:
                 self._writers[partition] = pa.ipc.new_file(str(self._path(partition)), SPILL_SCHEMA)
-            self._writers[partition].write_batch(batch.take(pa.array(np.flatnonzero(partitions == partition))))
+            self._writers[partition].write_batch(batch.take(pa.array(rows[partitions == partition])))
 
-    def sorted_tables(self) -> Iterator[pa.Table]:
-        """Yield the rows of each partition sorted by key, in the corpus' final order; each is removed once read."""
+    def sorted_tables(self, dropped: npt.NDArray[np.uint64]) -> Iterator[pa.Table]:
+        """Yield the rows of each partition in the corpus' final order, without those whose key is ``dropped``."""
         for writer in self._writers.values():
             writer.close()
         for partition in sorted(self._writers):
             path = self._path(partition)
             with pa.memory_map(str(path)) as source:
                 table = pa.ipc.open_file(source).read_all()
-                yield table.take(pa.array(np.argsort(table[SPILL_KEYS[0]].to_numpy(), kind="stable")))
+                keys = table[SPILL_KEYS[0]].to_numpy()
+                order = np.argsort(keys, kind="stable")
+                yield table.take(pa.array(order[~np.isin(keys[order], dropped)])).combine_chunks()
             path.unlink()
 
     def _path(self, partition: int) -> Path:
@@ -278,8 +286,8 @@ class Merge:
             pa.array(derived[column.name]) if column.name in derived else batch.column(column.name).cast(column.type)
             for column in SPILL_SCHEMA
         ]
-        spilled = pa.RecordBatch.from_arrays(arrays, schema=SPILL_SCHEMA).take(pa.array(kept))
-        self._partitions.add(spilled, splits[kept], keys[kept])
+        spilled = pa.RecordBatch.from_arrays(arrays, schema=SPILL_SCHEMA)
+        self._partitions.add(spilled, kept, splits[kept], keys[kept])
 
     @staticmethod
     def _check_conversations(batch: pa.RecordBatch, split_of: dict[str, int], origin: Origin) -> None:
@@ -295,12 +303,10 @@ class Merge:
         tally = Tally([source.dataset for source in self._sources], self._rules.vocabulary_size)
         writer = CorpusWriter(self._folder)
         shards = []
-        for table in self._partitions.sorted_tables():
-            repeated = np.isin(table[SPILL_KEYS[0]].to_numpy(), duplicates)
-            kept = table.filter(pa.array(~repeated)).combine_chunks()
-            if kept.num_rows:
-                tally.add(kept)
-                shards.append((writer.write_shard(kept.drop_columns(list(SPILL_KEYS))), kept.num_rows))
+        for table in self._partitions.sorted_tables(duplicates):
+            if table.num_rows:
+                tally.add(table)
+                shards.append((writer.write_shard(table.drop_columns(list(SPILL_KEYS))), table.num_rows))
         fingerprint = tally.fingerprint()
         writer.close(fingerprint=fingerprint)
         return Merged(

@@ -36,9 +36,8 @@ class TokenRows:
         return self.sums(self.mask)
 
     def sums(self, values: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
-        """Sum of ``values`` (one a token) over each row; an empty row sums to 0."""
-        cumulated = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-        return np.asarray(cumulated[self.offsets[1:]] - cumulated[self.offsets[:-1]])
+        """Sum of ``values`` (one a token) over each row, none of which is empty."""
+        return np.asarray(np.add.reduceat(values, self.offsets[:-1], dtype=np.int64))
 
     def content_hashes(self) -> npt.NDArray[np.uint64]:
         """Hash of each row's ids and mask, uint64 [n, 2]: equal hashes are the same training row."""
@@ -88,9 +87,12 @@ def check_rows(batch: pa.RecordBatch, origin: Origin, *, vocabulary_size: int) -
     origin.refuse(batch, lengths != mask_lengths, "input_ids and loss_mask differ in length")
     origin.refuse(batch, lengths == 0, "the row has no tokens")
     rows = TokenRows(ids=ids.astype(np.int32), mask=mask.astype(np.int8), offsets=id_offsets)
-    outside = (ids < 0) | (ids >= vocabulary_size)
-    origin.refuse(batch, rows.sums(outside) > 0, f"a token id is outside the vocabulary of {vocabulary_size}")
-    origin.refuse(batch, rows.sums((mask != 0) & (mask != 1)) > 0, "loss_mask holds something other than 0 and 1")
+    for wrong, problem in (
+        ((ids < 0) | (ids >= vocabulary_size), f"a token id is outside the vocabulary of {vocabulary_size}"),
+        ((mask != 0) & (mask != 1), "loss_mask holds something other than 0 and 1"),
+    ):
+        if wrong.any():
+            origin.refuse(batch, rows.sums(wrong) > 0, problem)
     origin.refuse(batch, rows.response_tokens == 0, "loss_mask is all zeros, nothing would be trained")
     return rows
 

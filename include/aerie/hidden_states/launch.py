@@ -7,12 +7,6 @@ from aerie.artefacts.manifest import read_manifest
 from aerie.hidden_states.protocol import forward_hooks
 from aerie.stages import StageRequest
 
-CAPTURE_ARGUMENTS = (
-    "--disable-radix-cache",  # a cached prefix would skip its rows
-    *("--cuda-graph-backend-prefill", "disabled"),  # a replayed graph runs no hooks
-    "--enforce-disable-flashinfer-allreduce-fusion",  # a norm fused into the all-reduce runs no hooks
-)
-
 
 def capture_hooks(request: StageRequest) -> list[Mapping[str, Any]]:
     """Value of SGLang's ``--forward-hooks`` (as JSON) for the edition's capture, for the layers of its forecast.
