@@ -271,37 +271,49 @@ class ResponseLog:
         self.repaired = repair(path)
         self._file: BinaryIO = path.open("ab", buffering=0)
         self._size = path.stat().st_size
-        self._pending: list[bytes] = []
+        self._waiting: list[bytes] = []
         sync_directory(path.parent)
+
+    @property
+    def waiting(self) -> int:
+        """Rows taken and not yet handed to the disk."""
+        return len(self._waiting)
 
     def append(self, response: Response) -> int:
         """Take a row to be written by the next ``sync``; returns its checksum."""
         line = encode(response)
-        self._pending.append(line)
+        self._waiting.append(line)
         return checksum(line)
 
+    def take(self) -> list[bytes]:
+        """The rows taken so far, for ``write`` in another thread; they wait no longer."""
+        lines, self._waiting = self._waiting, []
+        return lines
+
     def sync(self) -> None:
-        """Write the rows taken and wait until they are on the disk.
+        """Write the rows taken and wait until they are on the disk; raises as ``write`` does."""
+        self.write(self.take())
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Write rows and wait until they are on the disk.
 
         Raises:
             Retryable: the disk does not take them (it is full, or failing). Nothing of them stays in the file.
         """
-        if not self._pending:
+        if not lines:
             return
-        data = memoryview(b"".join(self._pending))
+        data = memoryview(b"".join(lines))
         try:
             written = 0
             while written < len(data):
                 written += self._file.write(data[written:])
             os.fsync(self._file.fileno())
         except OSError as error:
-            self._pending.clear()
             os.ftruncate(self._file.fileno(), self._size)
             raise Retryable(
                 f"{self.path}: cannot be written: {error.strerror}; free the disk and run generate again"
             ) from error
         self._size += len(data)
-        self._pending.clear()
 
     def close(self) -> None:
         """Write what was taken and close the file."""

@@ -1,0 +1,1 @@
+"""Responses for the prompts of a data set: never lost, never twice, within the budget."""

@@ -1,0 +1,327 @@
+"""SGLang's native endpoint: token ids in, token ids out, every reply checked.
+
+A missing field is an error that names it, never a zero. What can go wrong is told apart by ``RequestFailed.kind``;
+only what may pass by itself is sent again.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from aerie.errors import Retryable
+from aerie.settings.profile import Sampling
+
+FailureKind = Literal[
+    "poisoned", "aborted", "server_error", "timeout", "connection", "malformed_json", "schema", "inconsistent"
+]
+TRANSIENT: frozenset[FailureKind] = frozenset({"aborted", "server_error", "timeout", "connection", "malformed_json"})
+
+CONNECT_SECONDS = 5.0
+# Below the 5 s after which uvicorn closes an idle connection: reusing one that is being closed is a reset.
+KEEPALIVE_SECONDS = 3.0
+GONE_AFTER_SECONDS = 5.0  # of refused connections
+SILENT_AFTER_SECONDS = 30.0  # of open connections without an answer: a busy machine is slow, not dead
+PROBE_SECONDS = 5.0
+PROBE_INTERVAL_SECONDS = 1.0
+LONGEST_BACKOFF_SECONDS = 30.0
+QUOTED_CHARACTERS = 300
+
+HTTP_OK = 200
+REQUEST_TIMEOUT = 408
+TOO_MANY_REQUESTS = 429
+
+
+class ServerGone(Retryable):
+    """The server no longer answers; the stage is worth retrying with another one."""
+
+
+class RequestFailed(Exception):
+    """One request came to nothing. ``attempts`` counts how often it was sent, once that is known."""
+
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.attempts = 1
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same request may succeed when it is sent again."""
+        return self.kind in TRANSIENT
+
+
+class FinishReason(BaseModel):
+    """Why the server stopped, as SGLang says it."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    type: Literal["stop", "length", "abort"]
+    message: str | None = None
+    status_code: int | None = None
+
+
+Count = Annotated[int, Field(ge=0, strict=True)]
+
+
+class MetaInfo(BaseModel):
+    """What the server says of a response; fields that nothing here reads are kept as they are."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    finish_reason: FinishReason
+    prompt_tokens: Count
+    completion_tokens: Count
+
+
+class Reply(BaseModel):
+    """A reply of ``/generate``; ``output_ids`` are token ids [completion_tokens]."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    output_ids: list[Annotated[int, Field(strict=True)]]
+    meta_info: MetaInfo
+
+
+class ServerInfo(BaseModel):
+    """What the server says of itself at ``/server_info``, as far as generation depends on it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    model_path: str
+    revision: str | None
+    dtype: str
+    kv_cache_dtype: str
+    reasoning_parser: str | None
+    tool_call_parser: str | None
+    speculative_algorithm: str | None
+    max_total_num_tokens: int
+    version: str
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One sample to be generated. ``rid`` is the request id without the attempt."""
+
+    rid: str
+    input_ids: Sequence[int]
+    max_new_tokens: int
+    first_attempt: int = 1
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What a probe met, and for how long that may last before the server counts as gone."""
+
+    what: str
+    patience_seconds: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A checked reply, and the attempt that brought it."""
+
+    reply: Reply
+    attempt: int
+
+
+def sampling_parameters(sampling: Sampling, *, stop_token_ids: Sequence[int]) -> dict[str, Any]:
+    """Every sampling parameter that affects tokens, so that no default of server or checkpoint has a say."""
+    return {
+        **sampling.model_dump(),
+        "min_new_tokens": 0,
+        "n": 1,
+        "ignore_eos": False,
+        "stop_token_ids": list(stop_token_ids),
+        # These two act on text, which nothing reads.
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }
+
+
+def parse_reply(body: bytes, *, prompt_tokens: int) -> Reply:
+    """Check a reply.
+
+    Raises:
+        RequestFailed: it is not JSON (``malformed_json``), a field is missing or wrong (``schema``: the message names
+            the field and the keys received), the request was aborted (``aborted``, or ``poisoned`` where the server
+            blames the request), or it is of another prompt (``inconsistent``).
+    """
+    try:
+        reply = Reply.model_validate_json(body)
+    except ValidationError as error:
+        raise _unreadable(body, error) from error
+    finish = reply.meta_info.finish_reason
+    if finish.type == "abort":
+        blamed = finish.status_code is not None and _blames_request(finish.status_code)
+        raise RequestFailed(
+            "poisoned" if blamed else "aborted",
+            f"aborted inside a 200: {finish.message or 'no message'} (status_code {finish.status_code})",
+        )
+    if reply.meta_info.prompt_tokens != prompt_tokens:
+        raise RequestFailed(
+            "inconsistent",
+            f"meta_info.prompt_tokens is {reply.meta_info.prompt_tokens}, but {prompt_tokens} ids were sent",
+        )
+    return reply
+
+
+def _blames_request(status: int) -> bool:
+    return 400 <= status < 500 and status not in (REQUEST_TIMEOUT, TOO_MANY_REQUESTS)
+
+
+def _unreadable(body: bytes, error: ValidationError) -> RequestFailed:
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return RequestFailed("malformed_json", f"{first['msg']} in a body of {len(body)} bytes")
+    field = ".".join(map(str, first["loc"])) or "(top)"
+    return RequestFailed("schema", f"field {field}: {first['msg'].lower()}; keys received: {_keys(from_json(body))}")
+
+
+def _keys(document: Any) -> str:
+    if not isinstance(document, dict):
+        return f"none, the reply is a {type(document).__name__}"
+    inside = document.get("meta_info")
+    nested = f"; in meta_info: {', '.join(map(str, inside))}" if isinstance(inside, dict) else ""
+    return ", ".join(map(str, document)) + nested
+
+
+def _quoted(body: bytes) -> str:
+    text = " ".join(body.decode(errors="replace").split())
+    return text[:QUOTED_CHARACTERS] + ("..." if len(text) > QUOTED_CHARACTERS else "")
+
+
+class GenerateClient:
+    """Client of one server, for use inside one event loop.
+
+    ``maximum_attempts`` is how often one request is sent; ``first_backoff_seconds`` bounds the first, random, pause.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        sampling: Mapping[str, Any],
+        request_timeout_seconds: float,
+        maximum_attempts: int,
+        first_backoff_seconds: float,
+    ) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+        self._sampling = sampling
+        self._timeout = aiohttp.ClientTimeout(total=request_timeout_seconds, sock_connect=CONNECT_SECONDS)
+        self._maximum_attempts = maximum_attempts
+        self._first_backoff_seconds = first_backoff_seconds
+        self._probing = asyncio.Lock()
+        self._alive_at = 0.0
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, *, concurrency: int, **options: Any) -> AsyncIterator[Self]:
+        """A client with its own session, that may have ``concurrency`` requests open; ``options`` as for the class."""
+        connector = aiohttp.TCPConnector(limit=concurrency + 4, keepalive_timeout=KEEPALIVE_SECONDS)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            yield cls(session, url, **options)
+
+    async def generate(self, request: GenerateRequest) -> Answer:
+        """Send a request, again where its failure is transient, and return the checked answer.
+
+        Raises:
+            RequestFailed: it failed for good, or as often as it may.
+            ServerGone: the server no longer answers.
+        """
+        attempt = request.first_attempt - 1
+        try:
+            async for attempting in AsyncRetrying(
+                stop=stop_after_attempt(self._maximum_attempts),
+                wait=wait_random_exponential(multiplier=self._first_backoff_seconds, max=LONGEST_BACKOFF_SECONDS),
+                retry=retry_if_exception(lambda error: isinstance(error, RequestFailed) and error.transient),
+                reraise=True,
+            ):
+                with attempting:
+                    attempt += 1
+                    return Answer(await self._send(request, attempt), attempt)
+        except RequestFailed as error:
+            error.attempts = attempt - request.first_attempt + 1
+            raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _send(self, request: GenerateRequest, attempt: int) -> Reply:
+        body = {
+            "rid": f"{request.rid}:{attempt}",
+            "input_ids": list(request.input_ids),
+            "sampling_params": {**self._sampling, "max_new_tokens": request.max_new_tokens},
+            "stream": False,
+        }
+        try:
+            async with self._session.post(f"{self._url}/generate", json=body, timeout=self._timeout) as response:
+                status, reply = response.status, await response.read()
+        except TimeoutError as error:
+            await self.confirm_alive()
+            raise RequestFailed("timeout", f"no answer within {self._timeout.total:.0f} s") from error
+        except aiohttp.ClientError as error:
+            await self.confirm_alive()
+            raise RequestFailed("connection", f"{type(error).__name__}: {error}") from error
+        if status != HTTP_OK:
+            kind: FailureKind = "poisoned" if _blames_request(status) else "server_error"
+            raise RequestFailed(kind, f"HTTP {status}: {_quoted(reply)}")
+        return parse_reply(reply, prompt_tokens=len(request.input_ids))
+
+    async def confirm_alive(self) -> None:
+        """Return when the server answers ``/health``; callers that come together share one probe.
+
+        Raises:
+            ServerGone: it has not answered for some seconds.
+        """
+        asked_at = time.monotonic()
+        async with self._probing:
+            if self._alive_at > asked_at:
+                return
+            problem = await self._probe()
+            while problem and time.monotonic() - asked_at < problem.patience_seconds:
+                await asyncio.sleep(PROBE_INTERVAL_SECONDS)
+                problem = await self._probe()
+            if problem:
+                raise ServerGone(
+                    f"the server at {self._url} is gone: {problem.what}; ensure the server and run generate again"
+                )
+            self._alive_at = time.monotonic()
+
+    async def _probe(self) -> _Problem | None:
+        """What is wrong with the server, or None when it answers."""
+        timeout = aiohttp.ClientTimeout(total=PROBE_SECONDS)
+        try:
+            async with self._session.get(f"{self._url}/health", timeout=timeout) as response:
+                if response.status == HTTP_OK:
+                    return None
+                return _Problem(f"/health says {response.status}", SILENT_AFTER_SECONDS)
+        except TimeoutError:
+            return _Problem(f"/health does not answer within {PROBE_SECONDS:.0f} s", SILENT_AFTER_SECONDS)
+        except aiohttp.ClientError as error:
+            return _Problem(f"{type(error).__name__}: {error}", GONE_AFTER_SECONDS)
+
+    async def server_info(self) -> ServerInfo:
+        """What the server says of itself.
+
+        Raises:
+            ServerGone: it does not answer.
+            RequestFailed: its answer has another form (``schema``).
+        """
+        try:
+            async with self._session.get(f"{self._url}/server_info", timeout=self._timeout) as response:
+                status, body = response.status, await response.read()
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise ServerGone(f"the server at {self._url} does not answer: {type(error).__name__}: {error}") from error
+        if status != HTTP_OK:
+            raise ServerGone(f"the server at {self._url} says {status} to /server_info: {_quoted(body)}")
+        try:
+            return ServerInfo.model_validate_json(body)
+        except ValidationError as error:
+            raise _unreadable(body, error) from error

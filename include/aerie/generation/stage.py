@@ -1,0 +1,330 @@
+"""Stage ``generate``: responses for the prompts of one data set, up to its budget."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aerie.artefacts.files import fingerprint_of
+from aerie.artefacts.layout import DatasetFiles
+from aerie.artefacts.manifest import (
+    answered_by,
+    describe_input,
+    describe_output,
+    read_manifest,
+    write_manifest,
+)
+from aerie.artefacts.response_log import Response, ResponseLog, Row, read_response, scan
+from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
+from aerie.boundary import Grammar, Verdict, apply_policy, check_drop_flags, compile_grammar, judge
+from aerie.errors import AerieError, BadInput, Failed
+from aerie.generation.budget import Limits, decide
+from aerie.generation.client import GenerateClient, RequestFailed, sampling_parameters
+from aerie.generation.driver import Driver
+from aerie.generation.fingerprints import Fingerprinted, generation_settings, hold_generation, rules_settings
+from aerie.generation.population import Population, Stop, reconcile
+from aerie.generation.prompts import GenerationPrompt, load_prompts
+from aerie.generation.reporting import Reporter
+from aerie.generation.server import Server, check_server
+from aerie.settings.machine import database_url
+from aerie.settings.pipeline import DatasetSettings
+from aerie.stages import Events, StageRequest, StageResult
+from aerie.store.connection import Connection, connected
+from aerie.store.migrate import migrate
+from aerie.store.queries.ledger import delete_rows, only_writer, read_ledger, write_rows
+from aerie.store.queries.runs import read_edition, record_edition, record_stop
+
+STAGE = "generate"
+ALIVE_SECONDS = 3.0
+RENEWALS_PER_LEASE = 4
+FIRST_BACKOFF_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request, with what it is about looked up once."""
+
+    request: StageRequest
+    events: Events
+    dataset: str
+    settings: DatasetSettings
+    files: DatasetFiles
+    tokens: VerifierTokens
+    grammar: Grammar
+    drop_flags: frozenset[str]
+    generation: Fingerprinted
+    rules: Fingerprinted
+
+    @classmethod
+    def of(cls, request: StageRequest, events: Events) -> "Job":
+        """Look up what a request is about.
+
+        Raises:
+            BadInput: the request names no generated data set, or ``prepare`` has not finished.
+        """
+        settings, dataset = request.dataset_settings, str(request.dataset)
+        if settings.kind != "generated":
+            raise BadInput(f"{dataset} is already tokenised: there is nothing to generate; run stage import")
+        files = request.files.dataset(dataset)
+        prepared = read_manifest(files.manifest("prepare"))
+        tokens = read_verifier_tokens(files.verifier_tokens)
+        profile = request.settings.verifier.load_profile()
+        return cls(
+            request=request,
+            events=events,
+            dataset=dataset,
+            settings=settings,
+            files=files,
+            tokens=tokens,
+            grammar=compile_grammar(
+                profile, tokens.token_ids, tokens.vocabulary_size, whitespace_ids=tokens.whitespace_ids
+            ),
+            drop_flags=check_drop_flags(settings.drop_flags),
+            generation=generation_settings(request.settings, settings, prepared=prepared, tokens=tokens),
+            rules=rules_settings(request.settings, settings, tokens=tokens),
+        )
+
+    @property
+    def where(self) -> str:
+        """Edition and data set, for messages."""
+        return f"{self.request.edition}/{self.dataset}"
+
+    @property
+    def key(self) -> dict[str, str]:
+        """Edition and data set, as the store's queries take them."""
+        return {"edition": self.request.edition, "dataset": self.dataset}
+
+    @property
+    def fingerprint(self) -> str:
+        """What a finished stage answers: tokens, verdicts, and how much was asked for."""
+        asked = {"budget_tokens", "max_generated_tokens", "max_total_tokens", "max_samples", "max_prompts"}
+        return fingerprint_of(
+            {
+                "generation": self.generation.fingerprint,
+                "rules": self.rules.fingerprint,
+                "asked": self.settings.model_dump(mode="json", include=asked),
+            }
+        )
+
+    def judge(self, prompt: GenerationPrompt, response: Response) -> Verdict:
+        """The verdict on a response under the data set's policy."""
+        verdict = judge(
+            prompt.prompt_ids,
+            response.output_ids,
+            grammar=self.grammar,
+            finish_reason=response.finish_reason,
+            completion_tokens=response.completion_tokens,
+            max_new_tokens=response.max_new_tokens,
+        )
+        return apply_policy(verdict, self.drop_flags)
+
+    def judge_row(self, prompt: GenerationPrompt, row: Row) -> Verdict:
+        """The verdict on a row of the log."""
+        return self.judge(prompt, read_response(self.files.responses, row))
+
+
+def generate(request: StageRequest, events: Events) -> StageResult:
+    """Generate a data set up to its budget, going on from whatever earlier runs left.
+
+    Raises:
+        BadInput: an input is missing, the responses are of other settings, or the server is not the one planned.
+        Failed: something is wrong with the responses or the server's answers (canary, quarantine rate, errors), the
+            cost ceiling is reached, or another process writes this data set.
+        Retryable: the server, the database or the disk is gone; the next try goes on.
+    """
+    job = Job.of(request, events)
+    inputs = [describe_input(job.files.prompts), describe_input(job.files.verifier_tokens)]
+    manifest_path = job.files.manifest(STAGE)
+    answered = None if request.force else answered_by(manifest_path, fingerprint=job.fingerprint, inputs=inputs)
+    if answered is not None:
+        events.progress(f"nothing to do: {job.dataset} stopped by {answered.counts['stopped_by']}, as asked")
+        return StageResult(stage=STAGE, reused=True, manifest=answered)
+    url = database_url()
+    migrate(url)
+    with (
+        connected(url, application=f"aerie generate {job.where}") as connection,
+        only_writer(connection, **job.key, run_id=request.run_id),
+    ):
+        stop, counts = _generate(job, connection)
+    if stop.failed:
+        events.alert(stop.reason, f"{job.where}: {stop.message}")
+        raise Failed(f"{job.where} stopped by {stop.reason}: {stop.message}")
+    manifest = write_manifest(
+        manifest_path,
+        stage=STAGE,
+        edition=request.edition,
+        dataset=job.dataset,
+        fingerprint=job.fingerprint,
+        inputs=inputs,
+        outputs=[describe_output(job.files.responses, counts["log_rows"])],
+        counts=counts,
+    )
+    return StageResult(stage=STAGE, reused=False, manifest=manifest)
+
+
+def _generate(job: Job, connection: Connection) -> tuple[Stop, dict[str, Any]]:
+    """Reconcile, generate what is missing, and record why it stopped; the caller is the only writer."""
+    with ResponseLog(job.files.responses) as log:
+        population = _reconciled(job, connection, log)
+        reporter = Reporter(job.events, population, dataset=job.dataset)
+        if population.pending() and decide(population.limits, population.counts).reached is None:
+            stop = asyncio.run(_drive(job, connection, log, population, reporter))
+        else:
+            stop = population.conclude()
+    record_stop(connection, **job.key, stopped_by=stop.reason, message=stop.message)
+    reporter.close(stop, output=job.files.responses)
+    return stop, _counts(job, population, stop, seconds=reporter.seconds)
+
+
+def _reconciled(job: Job, connection: Connection, log: ResponseLog) -> Population:
+    """Rebuild the ledger from the log, and write what differs."""
+    _report_repair(job, log)
+    prompts = load_prompts(job.files.prompts, job.settings, context_length=job.request.settings.serving.context_length)
+    held = hold_generation(
+        job.files.folder / "generation.json",
+        job.generation,
+        log_has_rows=next(scan(job.files.responses), None) is not None,
+        where=job.where,
+    )
+    edition = read_edition(connection, **job.key)
+    ledger = read_ledger(connection, **job.key)
+    same_rules = held and edition is not None and edition["rules_fingerprint"] == job.rules.fingerprint
+    known = ledger if same_rules else {}
+    rows = reconcile(prompts, known, scan(job.files.responses), judge=job.judge_row, where=job.where)
+    changed = [row for row in rows.values() if ledger.get(row.sample_id) != row]
+    record_edition(
+        connection,
+        **job.key,
+        generation_fingerprint=job.generation.fingerprint,
+        generation_settings=job.generation.settings,
+        rules_fingerprint=job.rules.fingerprint,
+        rules_settings=job.rules.settings,
+    )
+    delete_rows(connection, **job.key, sample_ids=[sample_id for sample_id in ledger if sample_id not in rows])
+    write_rows(connection, **job.key, rows=changed)
+    population = Population(
+        prompts,
+        rows,
+        limits=Limits.of(job.settings),
+        max_prompts=job.settings.max_prompts,
+        canary=job.settings.canary,
+        about_tools=job.settings.about_tools,
+        settings=job.request.settings.generation,
+    )
+    job.events.progress(
+        f"{job.where}: {len(prompts):,} prompts, {population.counts.judged:,} responses from earlier runs, "
+        f"{len(changed):,} ledger rows brought in line with the log"
+    )
+    return population
+
+
+def _report_repair(job: Job, log: ResponseLog) -> None:
+    repaired = log.repaired
+    if repaired.torn_offset is not None:
+        job.events.progress(
+            f"{log.path}: cut {repaired.torn_bytes} bytes at byte {repaired.torn_offset}, an incomplete row of an "
+            "earlier run; its sample is generated again"
+        )
+    for row in repaired.damaged:
+        job.events.alert("damaged_row", f"{row}; it was set aside, and its sample is generated again")
+
+
+async def _drive(
+    job: Job, connection: Connection, log: ResponseLog, population: Population, reporter: Reporter
+) -> Stop:
+    request, settings = job.request, job.request.settings
+    server = await asyncio.to_thread(_ensure_server, request, job.events)
+    profile = settings.verifier.load_profile()
+    stop_ids = [job.tokens.token_ids[token] for token in profile.end_of_turn]
+    async with GenerateClient.open(
+        server.url,
+        concurrency=job.settings.concurrency,
+        sampling=sampling_parameters(settings.load_sampling(), stop_token_ids=stop_ids),
+        request_timeout_seconds=settings.generation.request_timeout_seconds,
+        maximum_attempts=settings.generation.maximum_attempts,
+        first_backoff_seconds=FIRST_BACKOFF_SECONDS,
+    ) as client:
+        await _check_server(client, job, server)
+        driver = Driver(
+            population,
+            client=client,
+            log=log,
+            write_ledger=partial(_write_ledger, connection, job.key),
+            judge=job.judge,
+            concurrency=job.settings.concurrency,
+            launch_token=server.launch_token,
+            rid_prefix=f"{job.where}:{request.run_id}",
+        )
+
+        async def report() -> None:
+            reporter.progress(driver.in_flight)
+
+        regularly = (
+            (settings.generation.progress_seconds, report),
+            (settings.serving.lease_seconds / RENEWALS_PER_LEASE, partial(asyncio.to_thread, server.renew)),
+            (ALIVE_SECONDS, client.confirm_alive),
+        )
+        helpers = [asyncio.create_task(_repeat(seconds, action, driver)) for seconds, action in regularly]
+        try:
+            return await driver.run()
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.wait(helpers)
+
+
+def _ensure_server(request: StageRequest, events: Events) -> Server:
+    raise NotImplementedError
+
+
+async def _repeat(seconds: float, action: Callable[[], Awaitable[None]], driver: Driver) -> None:
+    """Do something regularly until cancelled; when it fails, the run ends with its error."""
+    try:
+        while True:
+            await asyncio.sleep(seconds)
+            await action()
+    except Exception as error:
+        driver.end(error)
+        if not isinstance(error, AerieError):
+            raise
+
+
+async def _check_server(client: GenerateClient, job: Job, server: Server) -> None:
+    try:
+        info = await client.server_info()
+    except RequestFailed as error:
+        raise BadInput(f"the server at {server.url} does not describe itself as SGLang does: {error}") from error
+    check_server(info, job.request.settings, url=server.url)
+    job.events.progress(
+        f"server {server.url}: SGLang {info.version}, {info.dtype}, KV cache {info.kv_cache_dtype}, "
+        f"{info.max_total_num_tokens:,} KV tokens"
+    )
+
+
+def _write_ledger(connection: Connection, key: dict[str, str], rows: tuple[Any, ...]) -> None:
+    write_rows(connection, edition=key["edition"], dataset=key["dataset"], rows=rows)
+
+
+def _counts(job: Job, population: Population, stop: Stop, *, seconds: float) -> dict[str, Any]:
+    """Counts for the manifest; the six states add up to ``prompts``."""
+    counts, states = population.counts, population.count_states()
+    kept = [row for row in population.rows.values() if row.state == "kept"]
+    return {
+        "prompts": len(population.rows),
+        "generated": counts.judged,
+        "kept": states["kept"],
+        "quarantined": states["quarantined"],
+        "flagged": sum(1 for row in kept if row.flags),
+        "failed": states["failed"],
+        "skipped": states["skipped"],
+        "pending": states["pending"],
+        "response_tokens": counts.kept_response_tokens,
+        "prompt_tokens": counts.kept_prompt_tokens,
+        "generated_tokens": counts.generated_tokens,
+        "budget": job.settings.budget_tokens,
+        "stopped_by": stop.reason,
+        "stop_message": stop.message,
+        "seconds": round(seconds, 3),
+        "log_rows": sum(1 for _ in scan(job.files.responses)),
+    }
