@@ -1,0 +1,303 @@
+"""Having a server: ensure it through its keeper, hold it, let it go. Used from every environment.
+
+A server belongs to a folder (of the lease, the keeper's token and the logs); each folder has one at a time. Ensuring
+another plan replaces the server that is there.
+"""
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+import tenacity
+
+from aerie.errors import AerieError, BadInput
+from aerie.serving import errors
+from aerie.serving.errors import KeeperUnreachable, LeaseLost, NotReady, ServerDied
+from aerie.serving.launch import stop_server
+from aerie.serving.lease import LOCKED_EXIT_CODE, Lease, address_path, lease_path, read_address, read_lease, token_path
+from aerie.serving.plan import INCLUDE, ServerPlan
+
+KEEPER_START_SECONDS = 60.0
+REQUEST_TIMEOUT_SECONDS = 120.0  # /ensure and /stop end a server first: up to 30 s of grace, 10 s of killing
+POLL_SECONDS = 1.0
+GRACE_SECONDS = 30.0
+
+ERRORS: Mapping[str, type[AerieError]] = {
+    "BadInput": BadInput,
+    **{name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, AerieError)},
+}
+
+
+@dataclass(frozen=True)
+class ServerHandle:
+    """A ready server: where it answers, which launch it is, and the folder whose keeper holds it."""
+
+    url: str
+    launch_token: str
+    folder: Path
+    log_path: Path
+    max_total_num_tokens: int
+    reused: bool
+
+
+class Keeper:
+    """A keeper that answers."""
+
+    def __init__(self, folder: Path, url: str, token: str) -> None:
+        self._folder = folder
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    def status(self) -> Lease | None:
+        """The lease as it stands, None when the keeper has no server."""
+        return self._call("GET", "/status", None)
+
+    def ensure(self, body: Mapping[str, Any]) -> Lease:
+        """``POST /ensure``."""
+        return self._expect(self._call("POST", "/ensure", body))
+
+    def renew(self, launch_token: str, lease_seconds: float) -> Lease:
+        """``POST /renew``."""
+        body = {"launch_token": launch_token, "lease_seconds": lease_seconds}
+        return self._expect(self._call("POST", "/renew", body))
+
+    def stop(self, launch_token: str | None) -> None:
+        """``POST /stop``."""
+        self._call("POST", "/stop", {"launch_token": launch_token})
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Lease | None:
+        url = self._url + path
+        try:
+            response = requests.request(method, url, json=body, headers=self._headers, timeout=REQUEST_TIMEOUT_SECONDS)
+            answer = response.json()
+        except requests.RequestException as error:
+            raise KeeperUnreachable(f"{url}: the keeper of {self._folder} does not answer: {error}") from error
+        if response.status_code == requests.codes.unauthorized:
+            raise KeeperUnreachable(f"{url}: refuses the token in {token_path(self._folder)}: it was replaced")
+        if not response.ok:
+            raise ERRORS.get(answer["error"], errors.NotReady)(answer["message"])
+        return None if answer is None else Lease.model_validate(answer)
+
+    def _expect(self, lease: Lease | None) -> Lease:
+        if lease is None:
+            raise KeeperUnreachable(f"{self._url}: expected a lease, got none")
+        return lease
+
+
+def find_keeper(folder: Path) -> Keeper | None:
+    """The keeper of a folder, or None when there is none (or it was killed).
+
+    Raises:
+        KeeperUnreachable: one is there and does not answer.
+    """
+    address = read_address(folder)
+    if address is None:
+        return None
+    if address.is_of_this_host and address.keeper.find() is None:
+        return None
+    try:
+        token = token_path(folder).read_text()
+    except OSError as error:
+        raise KeeperUnreachable(f"{token_path(folder)}: {error.strerror}: run as the user who started it") from error
+    keeper = Keeper(folder, address.url, token)
+    keeper.status()
+    return keeper
+
+
+def ensure_server(
+    plan: ServerPlan,
+    *,
+    folder: Path,
+    owner: str,
+    python: Path,
+    lease_seconds: float = 300.0,
+    start_timeout_seconds: float = 3600.0,
+    report: Callable[[str], None] = lambda _: None,
+) -> ServerHandle:
+    """Have a ready server of this plan, reused if there is one, started if not.
+
+    Args:
+        plan: what it must be.
+        folder: its lease, logs and keeper.
+        owner: who holds it, for people (for example a run and a task).
+        python: the serve environment's interpreter, for the keeper and the server.
+        lease_seconds: how long the server lives without a renewal; waiting here renews.
+        start_timeout_seconds: how long it may take to become ready.
+        report: told one line when the server is started, and one each minute while it loads.
+
+    Raises:
+        LaunchFailed: it ended, or cannot come up.
+        NotReady: it did not become ready in time.
+        WrongServer: what came up is not what was planned.
+        ServerDied: it was ready, and died while this waited.
+        KeeperUnreachable: the keeper does not start or does not answer.
+        LeaseElsewhere: another host holds the folder's lease.
+        LeaseLost: somebody else replaced or stopped the server meanwhile.
+    """
+    keeper = _find_or_start_keeper(folder, python, plan.host)
+    before = keeper.status()
+    lease = keeper.ensure(
+        {
+            "plan": plan.model_dump(mode="json"),
+            "owner": owner,
+            "lease_seconds": lease_seconds,
+            "start_timeout_seconds": start_timeout_seconds,
+        }
+    )
+    reused = before is not None and before.launch_token == lease.launch_token
+    if not reused:
+        report(f"starting {plan.phase} server {lease.url} (log: {lease.log_path})")
+    lease = _wait_until_ready(keeper, lease, lease_seconds, start_timeout_seconds, report)
+    if lease.max_total_num_tokens is None:
+        raise NotReady(f"{lease_path(folder)}: ready, but without max_total_num_tokens")
+    return ServerHandle(
+        url=lease.url,
+        launch_token=lease.launch_token,
+        folder=folder,
+        log_path=lease.log_path,
+        max_total_num_tokens=lease.max_total_num_tokens,
+        reused=reused,
+    )
+
+
+def _wait_until_ready(
+    keeper: Keeper, lease: Lease, lease_seconds: float, timeout_seconds: float, report: Callable[[str], None]
+) -> Lease:
+    started, reported = time.monotonic(), time.monotonic()
+    while lease.state == "starting":
+        # The keeper gives up first and says why; this is for a keeper that has lost its mind.
+        if time.monotonic() - started > timeout_seconds + KEEPER_START_SECONDS:
+            raise NotReady(f"server {lease.url} is still starting after {timeout_seconds:g} s (log: {lease.log_path})")
+        if time.monotonic() - reported > 60:
+            report(f"server {lease.url} is loading, {time.monotonic() - started:.0f} s so far (log: {lease.log_path})")
+            reported = time.monotonic()
+        time.sleep(POLL_SECONDS)
+        lease = keeper.renew(lease.launch_token, lease_seconds)
+    return _require_alive(lease)
+
+
+def _require_alive(lease: Lease) -> Lease:
+    if lease.state == "failed":
+        name, _, message = (lease.error or "").partition(": ")
+        raise ERRORS.get(name, ServerDied)(message or f"server {lease.url} failed (log: {lease.log_path})")
+    return lease
+
+
+def _find_or_start_keeper(folder: Path, python: Path, host: str) -> Keeper:
+    keeper = find_keeper(folder)
+    if keeper is not None:
+        return keeper
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "keeper.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [str(python), "-m", "aerie.serving.keeper", "--root", str(folder), "--host", host],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(INCLUDE)},
+            start_new_session=True,
+        )
+
+    def attempt() -> Keeper:
+        found = find_keeper(folder)
+        if found is None:
+            raise KeeperUnreachable(f"{address_path(folder)}: no keeper after {KEEPER_START_SECONDS:g} s (log: {log})")
+        return found
+
+    def undecided(error: BaseException) -> bool:
+        # Another process may have started a keeper at the same moment: then ours ends at once, and theirs appears.
+        return isinstance(error, KeeperUnreachable) and process.poll() in (None, 0, LOCKED_EXIT_CODE)
+
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(undecided),
+        stop=tenacity.stop_after_delay(KEEPER_START_SECONDS),
+        wait=tenacity.wait_fixed(0.2),
+        reraise=True,
+    )(attempt)
+
+
+def renew(folder: Path, launch_token: str, *, lease_seconds: float = 300.0) -> Lease:
+    """Hold the server for longer.
+
+    Raises:
+        LeaseLost: there is no keeper or no server any more, or it is another launch.
+        ServerDied, LaunchFailed, ...: the server has failed; the error says why.
+        KeeperUnreachable: the keeper does not answer.
+    """
+    keeper = find_keeper(folder)
+    if keeper is None:
+        raise LeaseLost(f"{address_path(folder)}: the keeper of {launch_token} is gone, and its server with it")
+    return _require_alive(keeper.renew(launch_token, lease_seconds))
+
+
+@contextmanager
+def held(handle: ServerHandle, *, lease_seconds: float = 300.0) -> Iterator[None]:
+    """Renew the lease in the background for the duration of the block.
+
+    Raises:
+        AerieError: after a block that succeeded, why the last renewal failed, if it did: the server was gone before
+            the work was done.
+    """
+    done = threading.Event()
+    failure: list[AerieError] = []
+
+    def keep_renewing() -> None:
+        while not done.wait(lease_seconds / 4):
+            try:
+                renew(handle.folder, handle.launch_token, lease_seconds=lease_seconds)
+                failure.clear()
+            except AerieError as error:
+                failure[:] = [error]
+
+    thread = threading.Thread(target=keep_renewing, name="lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    if failure:
+        raise failure[0]
+
+
+def stop(folder: Path, *, launch_token: str | None = None) -> bool:
+    """End the folder's server and its keeper, and verify that nothing is left.
+
+    Args:
+        folder: of the lease.
+        launch_token: end only this launch; None ends whichever is there.
+
+    Returns:
+        Whether there was anything to end.
+
+    Raises:
+        LeaseLost: another launch than the one named is there.
+        ProcessesLeft: its processes survive.
+        KeeperUnreachable: the keeper does not answer.
+    """
+    keeper = find_keeper(folder)
+    if keeper is not None:
+        keeper.stop(launch_token)
+        return True
+    lease = read_lease(folder)
+    if lease is None:
+        return False
+    if not lease.is_of_this_host:
+        raise errors.LeaseElsewhere(f"{lease_path(folder)}: its processes are on host {lease.host}: stop it there")
+    stop_server(lease.server, grace_seconds=GRACE_SECONDS)  # its keeper was killed
+    lease_path(folder).unlink(missing_ok=True)
+    return True
+
+
+def status(folder: Path) -> Lease | None:
+    """The lease as the keeper has it; without a keeper, as it was left on disk (its keeper was killed), or None."""
+    keeper = find_keeper(folder)
+    return keeper.status() if keeper is not None else read_lease(folder)

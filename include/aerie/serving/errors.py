@@ -1,0 +1,39 @@
+"""What can go wrong with a server, named after what happened."""
+
+from aerie.errors import BadInput, Failed, Retryable
+
+
+class PlanRefused(BadInput):
+    """The plan cannot work, by arithmetic or by a rule; a setting must change."""
+
+
+class LaunchFailed(Failed):
+    """The server ended, or said that it cannot go on, before it was ready."""
+
+
+class NotReady(Retryable):
+    """The server did not answer as a ready server does."""
+
+
+class WrongServer(Failed):
+    """A server answers, but not the one that was launched, or not as it was planned."""
+
+
+class ServerDied(Retryable):
+    """A server that was ready has ended."""
+
+
+class KeeperUnreachable(Retryable):
+    """No keeper answers where one is expected."""
+
+
+class LeaseLost(Retryable):
+    """The lease is over, or belongs to another launch."""
+
+
+class LeaseElsewhere(Retryable):
+    """The lease belongs to another host, whose processes cannot be seen from here."""
+
+
+class ProcessesLeft(Failed):
+    """Processes of a server are still there after they were killed."""

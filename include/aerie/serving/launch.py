@@ -1,0 +1,278 @@
+"""Starting a server process, waiting until it is ready, and ending it with everything that it spawned.
+
+Written from how SGLang fails: a scheduler that dies leaves the HTTP process up for about a minute, and SIGKILL on the
+parent leaves workers that hold memory. So the child and the log are watched, not only the port, and the end is checked
+process by process.
+"""
+
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import tenacity
+
+from aerie.local.processes import CREATION_TIME_TOLERANCE_SECONDS, ProcessIdentity, die_with_parent
+from aerie.serving import probe
+from aerie.serving.errors import LaunchFailed, NotReady, ProcessesLeft, ServerDied
+from aerie.serving.plan import ServerPlan
+
+POLL_SECONDS = 0.5
+KILL_SECONDS = 10.0
+LAST_WORDS_LINES = 30
+
+OVER = re.compile(r"Received sigquit from a child process|Scheduler hit an exception|TpModelWorker hit an exception")
+"""What SGLang logs when a worker has failed and the server will not recover."""
+
+EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*")
+
+EXPLANATIONS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"address already in use", re.I), "another process listens on the port: stop it, or set serving.port"),
+    (
+        re.compile(r"Please try to increase --mem-fraction-static"),
+        "the weights leave no room for the KV cache: raise serving.mem_fraction_static",
+    ),
+    (
+        re.compile(r"Not enough host memory"),
+        "the ranks' hierarchical caches exceed the host's memory: lower serving.hicache_size_gb_per_rank",
+    ),
+    (
+        re.compile(r"out of memory", re.I),
+        "the GPU has no memory left beside weights and KV cache: lower serving.mem_fraction_static, and see that no "
+        "earlier server still holds memory",
+    ),
+    (re.compile(r"^ModuleNotFoundError"), "the serve environment is not complete: run ./aerie setup"),
+    (re.compile(r"Watchdog timeout", re.I), "a forward pass took longer than SGLang's watchdog allows"),
+)
+
+
+class ServerLog:
+    """Reader of a server's log as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._last_lines: deque[str] = deque(maxlen=LAST_WORDS_LINES)
+        self._explanation: str | None = None
+        self._exception: str | None = None
+        self.over = False
+        """Whether the server has said that it will not recover."""
+
+    def read(self) -> None:
+        """Take in the complete lines written since the last call."""
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            written = file.read()
+        complete = written[: written.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for line in complete.decode("utf-8", errors="replace").splitlines():
+            self._take(line)
+
+    def _take(self, line: str) -> None:
+        if line.strip():
+            self._last_lines.append(line.strip())
+        if EXCEPTION.match(line):
+            self._exception = line.strip()
+        for pattern, explanation in EXPLANATIONS:
+            if pattern.search(line) and self._explanation is None:
+                self._explanation = explanation
+        self.over = self.over or OVER.search(line) is not None
+
+    def cause(self) -> str:
+        """One line: what the log says went wrong, what to do if that is known, and where to read on."""
+        said = self._exception or (self._last_lines[-1] if self._last_lines else "it logged nothing")
+        advice = f"; {self._explanation}" if self._explanation else ""
+        return f"{said}{advice} (log: {self.path})"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A server process that this process started. ``token`` is the server's model name: it proves who answers."""
+
+    process: subprocess.Popen[bytes]
+    identity: ProcessIdentity
+    url: str
+    port: int
+    token: str
+    log: ServerLog
+
+    def require_alive(self) -> None:
+        """Raise ServerDied when the process has ended or its log says that it is over."""
+        status = self.process.poll()
+        self.log.read()
+        if status is not None:
+            raise ServerDied(f"server {self.url} ended with status {status}: {self.log.cause()}")
+        if self.log.over:
+            raise ServerDied(f"server {self.url} lost a worker process: {self.log.cause()}")
+
+
+def advertised(host: str) -> str:
+    """The name under which others reach a server bound to ``host``."""
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
+
+
+def free_port(host: str) -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as candidate:
+        candidate.bind((host, 0))
+        port: int = candidate.getsockname()[1]
+    return port
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a server could listen on the port."""
+    with socket.socket() as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def start_server(plan: ServerPlan, *, python: Path, logs: Path) -> Launched:
+    """Start the server of a plan in a session of its own; it is not ready yet.
+
+    Call it from a thread that lives as long as the server may: the kernel ends the server when that thread ends.
+
+    Raises:
+        LaunchFailed: the plan's port is taken.
+    """
+    port = plan.port or free_port(plan.host)
+    if not port_is_free(plan.host, port):
+        raise LaunchFailed(f"{plan.host}:{port} is taken: stop what listens there, or set serving.port to another port")
+    token = f"launch-{secrets.token_hex(8)}"
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"server-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{plan.phase}-{token[-6:]}.log"
+    command = [*plan.command_line(python, port=port), "--served-model-name", token]
+    with log.open("wb") as output:
+        output.write(f"$ {' '.join(command)}\n".encode())
+        output.flush()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=logs,
+            env={**os.environ, **plan.environment()},
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+    identity = ProcessIdentity.of(process.pid)
+    url = f"http://{advertised(plan.host)}:{port}"
+    return Launched(process=process, identity=identity, url=url, port=port, token=token, log=ServerLog(log))
+
+
+def wait_until_ready(
+    launched: Launched, plan: ServerPlan, *, timeout_seconds: float, wanted: Callable[[], bool] = lambda: True
+) -> probe.ReadyServer:
+    """Wait until the server passes the probe.
+
+    Args:
+        launched: the process, from ``start_server``.
+        plan: what it must turn out to be.
+        timeout_seconds: how long to wait.
+        wanted: asked before each attempt; False gives up at once.
+
+    Raises:
+        LaunchFailed: it ended, or its log says that it will not come up, or nobody wants it any more.
+        WrongServer: what answers is not what was planned.
+        NotReady: it is still not ready after ``timeout_seconds``.
+    """
+
+    def attempt() -> probe.ReadyServer:
+        if not wanted():
+            raise LaunchFailed(f"server {launched.url} was given up while it started (log: {launched.log.path})")
+        try:
+            launched.require_alive()
+        except ServerDied as death:
+            raise LaunchFailed(str(death)) from death
+        return probe.probe(launched.url, plan, launched.token)
+
+    try:
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(NotReady),
+            stop=tenacity.stop_after_delay(timeout_seconds),
+            wait=tenacity.wait_fixed(POLL_SECONDS),
+            reraise=True,
+        )(attempt)
+    except NotReady as last:
+        raise NotReady(f"server not ready after {timeout_seconds:g} s: {last} (log: {launched.log.path})") from last
+
+
+def family_of(server: ProcessIdentity) -> list[psutil.Process]:
+    """Processes of the server's session that run, whoever their parent is by now, and its descendants."""
+    leader = server.find()
+    if leader is None and psutil.pid_exists(server.pid) and not _is_zombie(server.pid):
+        return []  # the pid belongs to a later process, and a session id is not given out while it is in use
+    family = {} if leader is None else {process.pid: process for process in [leader, *_descendants(leader)]}
+    for process in psutil.process_iter():
+        try:
+            ours = os.getsid(process.pid) == server.pid
+            if ours and process.create_time() > server.created - CREATION_TIME_TOLERANCE_SECONDS:
+                family[process.pid] = process
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue
+    return [process for process in family.values() if not _is_zombie(process.pid)]
+
+
+def stop_server(server: ProcessIdentity, *, grace_seconds: float) -> None:
+    """End a server: SIGTERM to its main process, then SIGKILL to all that is left, then look again.
+
+    Raises:
+        ProcessesLeft: processes survive; the message names them.
+    """
+    family = family_of(server)
+    leader = server.find()
+    if leader is not None:
+        _signal(leader, signal.SIGTERM)
+        _wait_until(lambda: not _alive(family), grace_seconds)
+    family = [*family, *family_of(server)]
+    for process in _alive(family):
+        _signal(process, signal.SIGKILL)
+    _wait_until(lambda: not _alive(family) and not family_of(server), KILL_SECONDS)
+    left = {process.pid for process in [*_alive(family), *family_of(server)]}
+    if left:
+        raise ProcessesLeft(
+            f"processes {', '.join(map(str, sorted(left)))} of server {server.pid} are still there after SIGKILL: "
+            "expected none; they may hold GPU memory, end them before the next launch"
+        )
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.is_running() and not _is_zombie(process.pid)]
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return

@@ -1,0 +1,283 @@
+"""What a server is to be: the plan, and SGLang's arguments and environment for it. Pure: nothing is started here.
+
+The rules come from running SGLang 0.5.23; each is named beside the flag that it decides.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from aerie.artefacts.files import fingerprint_of, sha256_of
+from aerie.settings.pipeline import PipelineSettings
+from aerie.settings.profile import Frozen
+
+Phase = Literal["generate", "capture", "benchmark"]
+PositiveInt = Annotated[int, Field(gt=0)]
+
+INCLUDE = Path(__file__).resolve().parents[2]
+CPU_STAND_IN = INCLUDE / "sgl_kernel_cpu"
+FULL_PRECISION_KV = ("auto", "bf16", "bfloat16")
+
+OWNED_FLAGS = (
+    "--reasoning-parser",
+    "--tool-call-parser",
+    "--speculative-algorithm",
+    "--speculative-draft-model-path",
+    "--speculative-num-steps",
+    "--speculative-eagle-topk",
+    "--speculative-num-draft-tokens",
+    "--forward-hooks",
+    "--disable-radix-cache",
+    "--served-model-name",
+    "--model-path",
+    "--host",
+    "--port",
+    "--device",
+    "--kv-cache-dtype",
+    "--dtype",
+    "--context-length",
+    "--enable-hierarchical-cache",
+    "--hicache-size",
+)
+"""Flags that the plan decides, or (the parsers) that rewrite what the model produced and are never given."""
+
+
+def checkpoint_identity(folder: Path) -> str:
+    """Identity of a checkpoint on this machine: its configuration's content, its weight files' sizes and times.
+
+    Weights may be half a terabyte: their bytes are not read. A copy has another identity, which costs a restart at
+    worst.
+
+    Raises:
+        OSError: the folder has no ``config.json``.
+    """
+    files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in folder.glob("*.safetensors")}
+    return fingerprint_of({"config": sha256_of(folder / "config.json"), "files": files})
+
+
+class DrafterPlan(Frozen):
+    """The EAGLE-3 drafter to serve. ``identity`` is its ``checkpoint_identity``: a retrained one is another drafter."""
+
+    path: Path
+    identity: str
+    num_steps: PositiveInt = 3
+    eagle_topk: PositiveInt = 1
+    num_draft_tokens: PositiveInt = 4
+
+    @model_validator(mode="after")
+    def _chain_length(self) -> Self:
+        if self.eagle_topk == 1 and self.num_draft_tokens != self.num_steps + 1:
+            raise ValueError(
+                f"num_draft_tokens is {self.num_draft_tokens}, but a chain (eagle_topk 1) of {self.num_steps} steps "
+                f"has {self.num_steps + 1}: the drafts and the bonus token"
+            )
+        return self
+
+
+class ServerPlan(Frozen):
+    """A server, wholly determined. Sizes are in tokens; ``hicache_size_gb_per_rank`` in GB (10^9 bytes) per rank.
+
+    ``port`` None lets the launcher take a free one; ``probe_token_ids`` is the prompt of the readiness probe. Neither
+    is part of the server's identity.
+    """
+
+    model_path: Path
+    model_identity: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    phase: Phase
+    device: Literal["cuda", "cpu"] = "cuda"
+    host: str = "127.0.0.1"
+    port: PositiveInt | None = None
+    tensor_parallel_size: PositiveInt = 1
+    mem_fraction_static: Annotated[float, Field(gt=0, lt=1)]
+    max_total_tokens: PositiveInt | None = None
+    kv_cache_dtype: str = "auto"
+    allow_quantised_kv: str | None = None
+    hicache_size_gb_per_rank: PositiveInt | None = None
+    chunked_prefill_size: PositiveInt | None = None
+    max_running_requests: PositiveInt | None = None
+    context_length: PositiveInt
+    drafter: DrafterPlan | None = None
+    forward_hooks: tuple[Mapping[str, Any], ...] = ()
+    extra_arguments: tuple[str, ...] = ()
+    probe_token_ids: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+
+    @classmethod
+    def of_settings(
+        cls,
+        settings: PipelineSettings,
+        phase: Phase,
+        *,
+        drafter: DrafterPlan | None = None,
+        forward_hooks: tuple[Mapping[str, Any], ...] = (),
+    ) -> Self:
+        """The plan that the pipeline's settings ask for in a phase.
+
+        Raises:
+            ValidationError: the settings cannot work in this phase.
+            OSError: the verifier's folder has no ``config.json``.
+        """
+        verifier, serving = settings.verifier, settings.serving
+        return cls(
+            model_path=verifier.path.resolve(),
+            model_identity=checkpoint_identity(verifier.path),
+            revision=verifier.revision,
+            trust_remote_code=verifier.trust_remote_code,
+            dtype=verifier.dtype,
+            phase=phase,
+            drafter=drafter,
+            forward_hooks=forward_hooks,
+            **serving.model_dump(exclude={"start_timeout_seconds", "lease_seconds"}),
+        )
+
+    @model_validator(mode="after")
+    def _paths_mean_the_same_everywhere(self) -> Self:
+        for path in (self.model_path, *([self.drafter.path] if self.drafter else [])):
+            if not path.is_absolute():
+                raise ValueError(f"{path}: expected an absolute path, because the server runs in another folder")
+        return self
+
+    @model_validator(mode="after")
+    def _full_precision_kv(self) -> Self:
+        # An fp8 cache without scales degraded the reference model noticeably, and one GPU family returned noise.
+        if self.kv_cache_dtype not in FULL_PRECISION_KV and not self.allow_quantised_kv:
+            raise ValueError(
+                f"kv_cache_dtype {self.kv_cache_dtype!r} changes what the verifier writes: expected one of "
+                f"{', '.join(FULL_PRECISION_KV)}, or a reason in allow_quantised_kv"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _phase_rules(self) -> Self:
+        if self.drafter is not None and self.phase != "benchmark":
+            # On a CPU SGLang verifies drafts greedily whatever the temperature: the data would not be samples.
+            raise ValueError(f"phase {self.phase} has a drafter: only benchmark may serve with one")
+        if bool(self.forward_hooks) != (self.phase == "capture"):
+            raise ValueError(
+                f"phase {self.phase} with {len(self.forward_hooks)} forward hooks: capture, and only it, has"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cpu_rules(self) -> Self:
+        if self.device == "cuda":
+            return self
+        if self.max_total_tokens is None:
+            raise ValueError(
+                "max_total_tokens is not set: on a CPU the default pool takes most of the machine's memory"
+            )
+        if self.hicache_size_gb_per_rank is not None:
+            raise ValueError("hicache_size_gb_per_rank is set: the hierarchical cache pins host memory through CUDA")
+        if self.tensor_parallel_size != 1:
+            raise ValueError(f"tensor_parallel_size is {self.tensor_parallel_size}: on a CPU it must be 1")
+        return self
+
+    @model_validator(mode="after")
+    def _extra_arguments_stay_out_of_the_plan(self) -> Self:
+        for argument in self.extra_arguments:
+            flag = argument.partition("=")[0]
+            owned = next((name for name in OWNED_FLAGS if name.startswith(flag)), None)  # argparse takes prefixes
+            if flag.startswith("--") and owned:
+                raise ValueError(f"extra_arguments has {argument!r}: {owned} is decided by the plan")
+        return self
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what makes two servers the same one: all but where it listens and how it is probed."""
+        return fingerprint_of(self.model_dump(mode="json", exclude={"host", "port", "probe_token_ids"}))
+
+    def command_line(self, python: Path, *, port: int) -> list[str]:
+        """The complete command that starts the server."""
+        entry = [str(CPU_STAND_IN / "launch_server.py")] if self.device == "cpu" else ["-m", "sglang.launch_server"]
+        return [
+            str(python),
+            *entry,
+            *_flags(
+                {
+                    "--model-path": self.model_path,
+                    "--revision": self.revision,
+                    "--host": self.host,
+                    "--port": port,
+                    "--dtype": self.dtype,
+                    "--kv-cache-dtype": self.kv_cache_dtype,
+                    "--mem-fraction-static": self.mem_fraction_static,
+                    "--max-total-tokens": self.max_total_tokens,
+                    "--tensor-parallel-size": self.tensor_parallel_size,
+                    "--context-length": self.context_length,
+                    "--chunked-prefill-size": self.chunked_prefill_size,
+                    "--max-running-requests": self.max_running_requests,
+                    "--trust-remote-code": self.trust_remote_code,
+                    "--enable-metrics": True,
+                    **self._device_flags(),
+                    **self._phase_flags(),
+                }
+            ),
+            *self.extra_arguments,
+        ]
+
+    def _device_flags(self) -> Mapping[str, Any]:
+        if self.device == "cuda":
+            return {}
+        return {
+            "--device": "cpu",
+            # SGLang replaces intel_amx by torch_native here on a CPU without AMX, but leaves the two below alone; they
+            # are what knows drafts and latent caches, and our stand-in supplies their two operators on any CPU.
+            "--attention-backend": "torch_native",
+            "--prefill-attention-backend": "intel_amx",
+            "--decode-attention-backend": "intel_amx",
+            "--cuda-graph-backend-prefill": "disabled",
+            "--cuda-graph-backend-decode": "disabled",
+            "--disable-overlap-schedule": True,
+        }
+
+    def _phase_flags(self) -> Mapping[str, Any]:
+        flags: dict[str, Any] = {}
+        if self.phase == "capture":
+            flags |= {
+                "--forward-hooks": json.dumps(list(self.forward_hooks)),
+                # A prefix from the cache is not computed again, so its states would be missing.
+                "--disable-radix-cache": True,
+                # A replayed graph runs no Python.
+                "--cuda-graph-backend-prefill": "disabled",
+                # The fused form replaces the norm that the hooks are on.
+                "--enforce-disable-flashinfer-allreduce-fusion": self.tensor_parallel_size > 1,
+            }
+        elif self.hicache_size_gb_per_rank is not None:  # an extension of the radix cache, absent where that is
+            flags |= {"--enable-hierarchical-cache": True, "--hicache-size": self.hicache_size_gb_per_rank}
+        if self.drafter is not None:
+            flags |= {
+                "--speculative-algorithm": "EAGLE3",  # "EAGLE" loads too, and accepts nothing
+                "--speculative-draft-model-path": self.drafter.path,
+                "--speculative-num-steps": self.drafter.num_steps,
+                "--speculative-eagle-topk": self.drafter.eagle_topk,
+                "--speculative-num-draft-tokens": self.drafter.num_draft_tokens,
+            }
+        return flags
+
+    def environment(self) -> dict[str, str]:
+        """Variables to add to the server's environment: module paths, no downloads, and what a CPU needs."""
+        offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        if self.device == "cuda":
+            return {"PYTHONPATH": str(INCLUDE), **offline}
+        return {
+            "PYTHONPATH": os.pathsep.join((str(CPU_STAND_IN), str(INCLUDE))),
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "OMP_NUM_THREADS": "1",  # one team of threads per process on two cores is fifteen times slower
+            **offline,
+        }
+
+
+def _flags(values: Mapping[str, Any]) -> list[str]:
+    """Command-line arguments: None and False are left out, True is the bare flag."""
+    arguments: list[str] = []
+    for flag, value in values.items():
+        if value is True:
+            arguments.append(flag)
+        elif value is not None and value is not False:
+            arguments += [flag, str(value)]
+    return arguments
