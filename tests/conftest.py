@@ -22,7 +22,8 @@ def postgres() -> Iterator["Cluster"]:
     from aerie.local.postgres import Cluster, free_port
     from aerie.store.migrate import migrate
 
-    folder = Path(tempfile.mkdtemp(prefix="aerie-test-postgres-"))
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="aerie-test-postgres-", dir=memory if memory.is_dir() else None))
     cluster = Cluster(folder=folder, port=free_port(), password="for tests")
     try:
         cluster.start()

@@ -257,7 +257,7 @@ def test_a_lease_that_cannot_be_renewed_ends_the_run_worth_retrying(world, monke
 
     world.server.delay_seconds = 30.0
     monkeypatch.setattr(stage, "_ensure_server", lambda request, events: Server(world.server.url, "x", gone))
-    monkeypatch.setattr(stage, "RENEWALS_PER_LEASE", 1000)
+    monkeypatch.setattr(stage, "LONGEST_RENEWAL_SECONDS", 0.1)
     with pytest.raises(Retryable, match="the keeper says"):
         world.run()
     assert world.counts().pending == 40

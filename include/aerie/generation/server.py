@@ -1,12 +1,20 @@
 """The server that generation asks for, and whether what runs there is what was planned."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from aerie.errors import BadInput
 from aerie.generation.client import ServerInfo
+from aerie.serving.client import ServerHandle, ensure_server, renew
+from aerie.serving.errors import KeeperUnreachable
+from aerie.serving.plan import ServerPlan
+from aerie.settings.machine import python_of
 from aerie.settings.pipeline import PipelineSettings
+from aerie.stages import StageRequest
 
 QUANTISED_KV_PREFIXES = ("fp8", "fp4", "int8", "int4")
 
@@ -18,6 +26,58 @@ class Server:
     url: str
     launch_token: str
     renew: Callable[[], None]
+
+
+def ensure(request: StageRequest, *, report: Callable[[str], None]) -> Server:
+    """Have the server that the settings plan for generation, started where it is not there.
+
+    Raises:
+        BadInput: the settings cannot be served.
+        AerieError: as ``aerie.serving.client.ensure_server`` raises.
+    """
+    settings = request.settings
+    try:
+        plan = ServerPlan.of_settings(settings, "generate")
+    except ValidationError as error:
+        raise BadInput(f"the server cannot be planned: {'; '.join(e['msg'] for e in error.errors())}") from error
+    except OSError as error:
+        raise BadInput(f"the verifier at {settings.verifier.path} cannot be read: {error}") from error
+    handle = ensure_server(
+        plan,
+        folder=request.server_folder,
+        owner=f"{request.run_id}, generate {request.dataset}",
+        python=python_of("serve"),
+        lease_seconds=settings.serving.lease_seconds,
+        start_timeout_seconds=settings.serving.start_timeout_seconds,
+        report=report,
+    )
+    return Server(handle.url, handle.launch_token, Renewal(handle, settings.serving.lease_seconds, report))
+
+
+class Renewal:
+    """Renews a lease; a keeper that does not answer is forgiven while the lease still holds."""
+
+    def __init__(self, handle: ServerHandle, lease_seconds: float, report: Callable[[str], None]) -> None:
+        self._handle = handle
+        self._lease_seconds = lease_seconds
+        self._report = report
+        self._renewed_at = time.monotonic()
+
+    def __call__(self) -> None:
+        """Renew.
+
+        Raises:
+            AerieError: as ``aerie.serving.client.renew`` raises: the server has died, or is somebody else's.
+        """
+        began = time.monotonic()
+        try:
+            renew(self._handle.folder, self._handle.launch_token, lease_seconds=self._lease_seconds)
+        except KeeperUnreachable as error:
+            if time.monotonic() - self._renewed_at > self._lease_seconds / 2:
+                raise
+            self._report(f"the lease could not be renewed yet: {error}")
+        else:
+            self._renewed_at = began
 
 
 def check_server(info: ServerInfo, settings: PipelineSettings, *, url: str) -> None:

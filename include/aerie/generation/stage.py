@@ -26,7 +26,7 @@ from aerie.generation.fingerprints import Fingerprinted, generation_settings, ho
 from aerie.generation.population import Population, Stop, reconcile
 from aerie.generation.prompts import GenerationPrompt, load_prompts
 from aerie.generation.reporting import Reporter
-from aerie.generation.server import Server, check_server
+from aerie.generation.server import Server, check_server, ensure
 from aerie.settings.machine import database_url
 from aerie.settings.pipeline import DatasetSettings
 from aerie.stages import Events, StageRequest, StageResult
@@ -38,6 +38,7 @@ from aerie.store.queries.runs import read_edition, record_edition, record_stop
 STAGE = "generate"
 ALIVE_SECONDS = 3.0
 RENEWALS_PER_LEASE = 4
+LONGEST_RENEWAL_SECONDS = 5.0  # a renewal also tells of a child process that died behind a healthy port
 FIRST_BACKOFF_SECONDS = 1.0
 
 
@@ -260,9 +261,10 @@ async def _drive(
         async def report() -> None:
             reporter.progress(driver.in_flight)
 
+        renewal_seconds = min(settings.serving.lease_seconds / RENEWALS_PER_LEASE, LONGEST_RENEWAL_SECONDS)
         regularly = (
             (settings.generation.progress_seconds, report),
-            (settings.serving.lease_seconds / RENEWALS_PER_LEASE, partial(asyncio.to_thread, server.renew)),
+            (renewal_seconds, partial(asyncio.to_thread, server.renew)),
             (ALIVE_SECONDS, client.confirm_alive),
         )
         helpers = [asyncio.create_task(_repeat(seconds, action, driver)) for seconds, action in regularly]
@@ -275,7 +277,8 @@ async def _drive(
 
 
 def _ensure_server(request: StageRequest, events: Events) -> Server:
-    raise NotImplementedError
+    """Have the server that the settings plan for generation, through its keeper."""
+    return ensure(request, report=events.progress)
 
 
 async def _repeat(seconds: float, action: Callable[[], Awaitable[None]], driver: Driver) -> None:
