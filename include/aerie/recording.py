@@ -10,6 +10,7 @@ from aerie.stages import StageRequest, StageResult
 from aerie.store.connection import Connection
 from aerie.store.queries.alerts import record_alert
 from aerie.store.queries.drafters import record_drafter
+from aerie.store.queries.leases import mark_lease_ended, record_lease
 from aerie.store.queries.ledger import load_verdicts
 from aerie.store.queries.manifests import record_manifest
 from aerie.store.queries.metrics import MetricRow, record_metrics
@@ -35,13 +36,22 @@ def record_event(connection: Connection, stage: str, request: StageRequest, even
 
 
 def record_result(connection: Connection, request: StageRequest, result: StageResult) -> None:
-    """Record what a stage did: its manifest, and what it found out about samples or the drafter."""
-    if result.manifest is None:
-        return
-    record_manifest(connection, result.manifest, request.run_id)
+    """Record what a stage did: its manifest, and what it found out about samples, the server or the drafter."""
+    if result.manifest is not None:
+        record_manifest(connection, result.manifest, request.run_id)
     recorder = RECORDERS.get(result.stage)
     if recorder is not None:
         recorder(connection, request, result)
+
+
+def _record_lease(connection: Connection, _request: StageRequest, result: StageResult) -> None:
+    if lease := result.data.get("lease"):
+        record_lease(connection, lease)
+
+
+def _record_lease_end(connection: Connection, _request: StageRequest, result: StageResult) -> None:
+    if token := result.data.get("launch_token"):
+        mark_lease_ended(connection, launch_token=token, reason="stopped by its run")
 
 
 def _record_verdicts(connection: Connection, request: StageRequest, _result: StageResult) -> None:
@@ -81,6 +91,8 @@ def drafter_fingerprint(result: StageResult) -> str:
 
 
 RECORDERS: Mapping[str, Callable[[Connection, StageRequest, StageResult], None]] = {
+    "serve_start": _record_lease,
+    "serve_stop": _record_lease_end,
     "validate": _record_verdicts,
     "export": _record_drafter,
     "benchmark": _record_drafter,

@@ -126,9 +126,9 @@ STAGES: Mapping[str, Stage] = {
     for stage in (
         Stage("prepare", "model", "aerie.prompts.stage:prepare"),
         Stage("import", "model", "aerie.prompts.stage:import_tokenised"),
-        Stage("plan", "serve", "aerie.serving.stage:plan"),
-        Stage("serve_start", "serve", "aerie.serving.stage:start"),
-        Stage("serve_stop", "serve", "aerie.serving.stage:stop"),
+        Stage("plan", "airflow", "aerie.servers:plan"),
+        Stage("serve_start", "airflow", "aerie.servers:start"),
+        Stage("serve_stop", "airflow", "aerie.servers:stop"),
         Stage("generate", "airflow", "aerie.generation.stage:generate"),
         Stage("validate", "model", "aerie.boundary.stage:validate"),
         Stage("merge", "model", "aerie.corpus.stage:merge"),
