@@ -1,0 +1,138 @@
+"""The Compose file, as far as it can be checked without a Docker engine."""
+
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie.local.configuration import StackConfiguration
+from aerie.local.stack import POOLS
+from aerie.settings.machine import PROJECT_ROOT
+
+ONE_SHOT = {"initialise"}
+ON_THE_GPUS = {"scheduler-gpu", "sglang"}
+OF_ONE_HOST_ONLY = {"AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT", "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT"}
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that docker/make-secrets makes."""
+    folder = tmp_path_factory.mktemp("docker")
+    script = shutil.copy2(PROJECT_ROOT / "docker" / "make-secrets", folder)
+    subprocess.run([script], check=True, capture_output=True, timeout=60)
+    return folder / "secrets"
+
+
+def test_the_file_has_the_schema_of_the_compose_specification() -> None:
+    tool = Path(sys.executable).parent / "check-jsonschema"
+    command = [tool, "--builtin-schema", "vendor.compose-spec", PROJECT_ROOT / "docker-compose.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_image_of_others_is_one_version_and_not_whatever_is_latest(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        tag = service["image"].partition(":")[2]
+        assert re.match(r"v?\d+\.\d+", tag), f"{name}: {service['image']}"
+
+
+def test_nothing_listens_beyond_this_host_unless_asked(services: dict[str, Any]) -> None:
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert published.keys() == {"api-server"}
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+    assert all(service.get("network_mode") is None for service in services.values())
+
+
+def test_a_service_that_dies_is_started_again_and_one_that_hangs_is_seen(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        if name in ONE_SHOT:
+            assert service["restart"] == "no"
+        else:
+            assert service["restart"] == "unless-stopped", name
+            assert service["healthcheck"]["test"][0] == "CMD", name
+
+
+def test_no_service_can_take_the_hosts_memory(services: dict[str, Any]) -> None:
+    assert all(service["deploy"]["resources"]["limits"]["memory"] for service in services.values())
+
+
+def test_the_gpus_are_reserved_where_they_are_used_and_nowhere_else(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        devices = service["deploy"]["resources"].get("reservations", {}).get("devices", [])
+        assert [device["capabilities"] for device in devices] == ([["gpu"]] if name in ON_THE_GPUS else []), name
+    assert services["sglang"]["shm_size"]
+
+
+def test_two_schedulers_cannot_run_side_by_side(services: dict[str, Any]) -> None:
+    assert services["scheduler"]["container_name"] == services["scheduler-gpu"]["container_name"]
+    assert set(services["scheduler"]["profiles"]).isdisjoint(services["scheduler-gpu"]["profiles"])
+
+
+def test_the_server_reaches_neither_database_nor_its_secrets(services: dict[str, Any]) -> None:
+    assert set(services["sglang"]["networks"]).isdisjoint(services["postgres"]["networks"])
+    assert "secrets" not in services["sglang"]
+
+
+def test_the_server_sees_the_same_paths_as_the_tasks_that_ask_for_it(services: dict[str, Any]) -> None:
+    of_tasks = [volume for volume in services["scheduler-gpu"]["volumes"] if "/etc/aerie" not in str(volume)]
+    assert services["sglang"]["volumes"] == of_tasks
+
+
+def test_airflow_is_set_as_it_is_by_the_local_stack(services: dict[str, Any]) -> None:
+    here = StackConfiguration.make().environment()
+    there = {name.removesuffix("_CMD") for name in services["scheduler"]["environment"]}
+    assert {name for name in here if name.startswith("AIRFLOW__")} - there == OF_ONE_HOST_ONLY
+    same = ("CORE__LOAD_EXAMPLES", "CORE__DAGS_ARE_PAUSED_AT_CREATION", "CORE__SIMPLE_AUTH_MANAGER_USERS",
+            "USAGE_DATA_COLLECTION__ENABLED", "DAG_PROCESSOR__REFRESH_INTERVAL")  # fmt: skip
+    for name in (f"AIRFLOW__{option}" for option in same):
+        assert services["scheduler"]["environment"][name] == here[name]
+
+
+def test_the_pool_that_tasks_wait_for_is_made() -> None:
+    script = (PROJECT_ROOT / "docker" / "initialise").read_text(encoding="utf-8")
+    for name, (slots, _) in POOLS.items():
+        assert f"airflow pools set {name} {slots} " in script
+
+
+def test_every_secret_is_declared_and_made(compose: dict[str, Any], services: dict[str, Any], secrets: Path) -> None:
+    made = {path.name for path in secrets.iterdir()}
+    assert {Path(secret["file"]).name for secret in compose["secrets"].values()} == made == set(compose["secrets"])
+    asked = [(name, secret) for name, service in services.items() for secret in service.get("secrets", [])]
+    assert all(secret in made for _, secret in asked)
+    for name, service in services.items():
+        used = set(re.findall(r"/run/secrets/(\w+)", str(service.get("environment", {}))))
+        assert used <= {secret for owner, secret in asked if owner == name}, name
+
+
+def test_secrets_are_readable_in_containers_and_closed_to_others_on_the_host(secrets: Path) -> None:
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secrets.iterdir()} == {0o444}
+
+
+def test_making_secrets_again_keeps_those_that_a_database_already_knows(secrets: Path) -> None:
+    before = {path.name: path.read_bytes() for path in secrets.iterdir()}
+    subprocess.run([secrets.parent / "make-secrets"], check=True, capture_output=True, timeout=60)
+    assert {path.name: path.read_bytes() for path in secrets.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_airflow_reads_its_secrets_from_their_files(services: dict[str, Any], secrets: Path, tmp_path: Path) -> None:
+    variables = {
+        name: str(value).replace("/run/secrets", str(secrets))
+        for name, value in services["scheduler"]["environment"].items()
+        if name.endswith("_CMD")
+    }
+    asked = "('core', 'fernet_key'), ('database', 'sql_alchemy_conn'), ('api', 'secret_key'), ('api_auth', 'jwt_secret')"
+    program = f"from airflow.configuration import conf\nfor option in [{asked}]: print(conf.get(*option))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PATH": "/usr/bin:/bin", "AIRFLOW_HOME": str(tmp_path), **variables},
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    files = ("airflow_fernet_key", "airflow_database_url", "airflow_api_secret", "airflow_jwt_secret")
+    assert done.stdout.splitlines()[-4:] == [(secrets / name).read_text() for name in files]
