@@ -29,17 +29,8 @@ from make_tiny_verifier.corpus import (
 from make_tiny_verifier.files import replaced_directory
 
 SEED = 3
-CONVERSATIONS = {
-    "B1_glaive": 100,
-    "B2_opencodeinstruct": 160,
-    "B3_magicoder": 160,
-    "B4_mixturethoughts": 160,
-    "B5_openthoughts": 160,
-    "B6_ultrachat": 110,
-    "B7_sharegpt": 130,
-    "B8_sweagent": 90,
-}
-"""Usable conversations per file: with all their turns 160 to 360 prompts."""
+CONVERSATIONS = 160
+"""Usable conversations in each file of the B series."""
 TOKENISED_EACH = 8
 """Conversations of each of the eight kinds in each file of the A series."""
 
@@ -48,21 +39,21 @@ Row = dict[str, Any]
 
 def source_conversations(dataset: str) -> list[Conversation]:
     """The conversations behind the usable rows of one B file, in their order."""
-    return _all_conversations(dataset)[: CONVERSATIONS[dataset]]
+    return _all_conversations(dataset)[:CONVERSATIONS]
 
 
 def tokenised_conversations(series: str) -> list[Conversation]:
     """The conversations of `A1` or `A2`, none of which is in a B file."""
+    start = CONVERSATIONS + (TOKENISED_EACH if series == "A2" else 0)
     found = []
     for dataset in DATASETS:
-        start = CONVERSATIONS[dataset] + (TOKENISED_EACH if series == "A2" else 0)
         found += _all_conversations(dataset)[start : start + TOKENISED_EACH]
     Random(f"{series}:{SEED}").shuffle(found)
     return found
 
 
 def _all_conversations(dataset: str) -> list[Conversation]:
-    return held_out(dataset, SEED, CONVERSATIONS[dataset] + 2 * TOKENISED_EACH)
+    return held_out(dataset, SEED, CONVERSATIONS + 2 * TOKENISED_EACH)
 
 
 def _digest(*parts: str) -> str:
@@ -254,14 +245,15 @@ def _sharegpt(conversations: list[Conversation], r: Random) -> list[Row]:
             if r.random() < 0.15:
                 answer = f'<div class="markdown prose"><p>{answer}</p></div>'
             entries.append(("gpt", answer))
-        base = _digest("sharegpt", str(position // 3 if position % 9 < 3 else position))[:7]
-        rows.append({"id": f"{base}_{position % 3 if position % 9 < 3 else 0}"} | _from_value(*entries))
+        part = position % 9 if position % 9 < 3 else 0
+        rows.append({"id": f"{_digest('sharegpt', str(position - part))[:7]}_{part}"} | _from_value(*entries))
     return [
         *rows,
         rows[4],
         {"id": rows[10]["id"]} | _from_value(("human", "Convert 3 km to m."), ("gpt", "3 km = 3000 m")),
         {"id": f"{_digest('sharegpt', 'empty')[:7]}_0", "conversations": []},
-        {"id": f"{_digest('sharegpt', 'bing')[:7]}_0"} | _from_value(("bing", "Searching."), ("gpt", "Found it.")),
+        {"id": f"{_digest('sharegpt', 'moderator')[:7]}_0"}
+        | _from_value(("moderator", "This was removed."), ("gpt", "I see.")),
         {"id": f"{_digest('sharegpt', 'gpt')[:7]}_0"} | _from_value(("gpt", "Hello! How can I help you today?")),
         {"id": f"{_digest('sharegpt', 'html')[:7]}_0"} | _from_value(("human", "<div><br></div>"), ("gpt", "Yes?")),
     ]
