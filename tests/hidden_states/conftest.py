@@ -1,31 +1,20 @@
 import json
-import os
-import signal
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import requests
 import torch
 
 from aerie.artefacts.corpus import CORPUS_SCHEMA, CorpusWriter
 from aerie.artefacts.files import atomic_folder, fingerprint_of
 from aerie.artefacts.manifest import describe_output, write_manifest
-from aerie.hidden_states.protocol import forward_hooks
-from aerie.settings.machine import PROJECT_ROOT, python_of
 from aerie.settings.pipeline import PipelineSettings
 from aerie.stages import Events, StageRequest
 
 VOCABULARY_SIZE = 128
 DEPTH = 8
-START_SECONDS = 400
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +95,16 @@ class Edition:
         document = {
             "name": "test",
             "verifier": {"path": self.verifier, "profile": "demo", "dtype": "float32"},
-            "serving": {"context_length": 512},
+            "serving": {
+                "device": "cpu",
+                "context_length": 512,
+                "mem_fraction_static": 0.05,
+                "max_total_tokens": 8192,
+                "chunked_prefill_size": 32,
+                "max_running_requests": 32,
+                "start_timeout_seconds": 900,
+                "extra_arguments": ["--skip-tokenizer-init", "--enable-mixed-chunk"],
+            },
             "datasets": {"B1_glaive": {"source": {"reader": "any", "path": "x", "licence": "mit"}}},
             "generation": {"progress_seconds": 0.5, "request_timeout_seconds": 120},
             "corpus": {"maximum_length": 256},
@@ -182,59 +180,3 @@ def random_rows(count: int, *, longest: int) -> list[list[int]]:
         row = random.integers(2, VOCABULARY_SIZE, random.integers(2, longest + 1)).tolist()
         rows.append(rows[-1][: len(row) // 2] + row if number % 2 and rows else row)
     return [row[:longest] for row in rows]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def sglang_server(verifier: Path, states: Path, log: Path, *arguments: str) -> Iterator[str]:
-    """A real SGLang server on the CPU that captures layers 2, 4, 5 into ``states``; yields its URL."""
-    hooks = forward_hooks(states=states, module_prefix="model", layers=(2, 4, 5), dtype="float32")
-    port = free_port()
-    command = [
-        python_of("serve"),
-        PROJECT_ROOT / "include" / "sgl_kernel_cpu" / "launch_server.py",
-        *("--model-path", verifier, "--host", "127.0.0.1", "--port", port, "--device", "cpu", "--dtype", "float32"),
-        *("--attention-backend", "torch_native", "--skip-tokenizer-init", "--mem-fraction-static", "0.05"),
-        *("--max-total-tokens", "8192", "--context-length", "512", "--max-running-requests", "32"),
-        *("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"),
-        *("--disable-overlap-schedule", "--disable-radix-cache", "--forward-hooks", json.dumps(hooks)),
-        *arguments,
-    ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(PROJECT_ROOT / "include"),
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            list(map(str, command)), stdout=output, stderr=output, env=environment, start_new_session=True
-        )
-    try:
-        wait_for(f"http://127.0.0.1:{port}/health", process, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        with suppress(requests.RequestException):
-            if requests.get(url, timeout=5).ok:
-                return
-        time.sleep(0.5)
-    raise AssertionError(f"the server did not start:\n{log.read_text()[-4000:]}")

@@ -16,7 +16,7 @@ def capture_hooks(request: StageRequest) -> list[Mapping[str, Any]]:
     """
     settings = request.settings
     return forward_hooks(
-        states=request.files.states,
+        states=request.files.states.resolve(),  # the server runs in another folder
         module_prefix=settings.verifier.load_profile().module_prefix,
         layers=read_manifest(request.files.manifest("forecast")).counts["layers"],
         dtype=settings.hidden_states.dtype,

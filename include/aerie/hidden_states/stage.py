@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_rows
 from aerie.artefacts.files import fingerprint_of, write_json
@@ -22,14 +23,19 @@ from aerie.hidden_states.check import CheckedState
 from aerie.hidden_states.checkpoint import checkpoint_fingerprint
 from aerie.hidden_states.client import Capture, CaptureProgress, CaptureTarget
 from aerie.hidden_states.forecast import Forecast, forecast_disk, require_fit
+from aerie.hidden_states.launch import capture_hooks
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import Parity, compare_with_transformers
+from aerie.serving.client import ensure_server, renew
+from aerie.serving.plan import ServerPlan
+from aerie.settings.machine import python_of
 from aerie.stages import Events, StageRequest, StageResult
 
 CAPTURE_VERSION = 1
 """Raised when the same corpus and verifier would give other states."""
 
 IDENTITY_FILE = "capture.json"
+RENEWALS_PER_LEASE = 4
 
 
 def forecast(request: StageRequest, events: Events) -> StageResult:
@@ -232,29 +238,28 @@ def _capture_rows(
             token_ids_sha256=token_ids_sha256(row.input_ids),
         )
 
-    with capture_server(request) as server:
+    server = ensure_capture_server(request, events)
 
-        def report(progress: CaptureProgress) -> None:
-            server.renew()
-            events.progress(
-                f"captured {progress.captured_rows} rows ({progress.captured_tokens} tokens), {progress.present_rows} "
-                f"were there, of {rows}",
-                rows=progress.captured_rows + progress.present_rows,
-                of_rows=rows,
-                bytes=progress.bytes,
-            )
-            events.metric(captured_rows=len(captured), captured_tokens=progress.captured_tokens)
+    def report(progress: CaptureProgress) -> None:
+        server.renew()
+        events.progress(
+            f"captured {progress.captured_rows} rows ({progress.captured_tokens} tokens), {progress.present_rows} "
+            f"were there, of {rows}",
+            rows=progress.captured_rows + progress.present_rows,
+            of_rows=rows,
+            bytes=progress.bytes,
+        )
+        events.metric(captured_rows=len(captured), captured_tokens=progress.captured_tokens)
 
-        target = CaptureTarget(
-            url=server.url,
-            states=files.states,
-            layers=layers,
-            concurrency=settings.hidden_states.concurrency,
-            request_timeout_seconds=settings.generation.request_timeout_seconds,
-        )
-        Capture(target, done).run(
-            iterate_rows(files.corpus / DATASET_FOLDER), report, settings.generation.progress_seconds
-        )
+    target = CaptureTarget(
+        url=server.url,
+        states=files.states,
+        layers=layers,
+        concurrency=settings.hidden_states.concurrency,
+        request_timeout_seconds=settings.generation.request_timeout_seconds,
+    )
+    report_seconds = min(settings.generation.progress_seconds, settings.serving.lease_seconds / RENEWALS_PER_LEASE)
+    Capture(target, done).run(iterate_rows(files.corpus / DATASET_FOLDER), report, report_seconds)
     return [captured[row] for row in range(rows)]
 
 
@@ -272,7 +277,30 @@ def _parity(request: StageRequest, layers: CapturedLayers, events: Events) -> Pa
     return parity
 
 
-@contextmanager
-def capture_server(request: StageRequest) -> Iterator[CaptureServer]:
-    """Ensure a server of phase ``capture``."""
-    raise NotImplementedError
+def ensure_capture_server(request: StageRequest, events: Events) -> CaptureServer:
+    """Have a server of phase ``capture`` whose hooks write into the edition's folder of state files.
+
+    Raises:
+        BadInput: the settings cannot work in this phase.
+        AerieError: the server does not come up (``aerie.serving.client.ensure_server``).
+    """
+    settings = request.settings
+    try:
+        plan = ServerPlan.of_settings(settings, "capture", forward_hooks=tuple(capture_hooks(request)))
+    except ValidationError as error:
+        raise BadInput(f"configuration {settings.name}: no capturing server can be planned: {error}") from error
+    lease_seconds = settings.serving.lease_seconds
+    handle = ensure_server(
+        plan,
+        folder=request.server_folder,
+        owner=f"{request.run_id} capture {request.edition}",
+        python=python_of("serve"),
+        lease_seconds=lease_seconds,
+        start_timeout_seconds=settings.serving.start_timeout_seconds,
+        report=events.progress,
+    )
+
+    def renew_lease() -> None:
+        renew(handle.folder, handle.launch_token, lease_seconds=lease_seconds)
+
+    return CaptureServer(url=handle.url, renew=renew_lease)
