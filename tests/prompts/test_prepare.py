@@ -122,14 +122,22 @@ def test_an_id_that_two_different_rows_carry_identifies_neither(stage: Stage) ->
     assert stage.prompts(twice[::-1]) == prompts
 
 
-def test_equal_prompts_are_kept_once_whatever_their_ids_and_spaces(stage: Stage) -> None:
-    result = stage.run(
-        [chat("a", "Sort 3 2 1.", "x"), chat("b", " Sort  3 2 1.\n", "y"), chat("a", "Sort 3 2 1.", "x")]
-    )
+def test_equal_prompts_are_kept_once_whatever_their_ids_and_spaces_and_order(stage: Stage) -> None:
+    equal = [chat(name, spaces.join(("Sort", "3 2 1."))) for name, spaces in (("a", " "), ("b", "  "), ("c", "\n"))]
 
-    assert result.manifest is not None
-    assert result.manifest.counts["prompts"] == 1
-    assert result.manifest.counts["set_aside"]["duplicate"] == 2
+    (prompt,) = stage.prompts([*equal, equal[0]])
+
+    assert stage.prompts([equal[2], *equal]) == [prompt]
+    manifest = stage.run(None).manifest
+    assert manifest is not None
+    assert manifest.counts["prompts"] == 1
+    assert manifest.counts["set_aside"]["duplicate"] == 3
+
+
+def test_a_row_that_is_there_twice_keeps_its_own_id(stage: Stage) -> None:
+    (prompt,) = stage.prompts([chat("a", "Sort 3 2 1.")] * 2)
+
+    assert prompt.sample_id == "B6_ultrachat-a-t0"
 
 
 def test_rows_without_an_id_that_begin_alike_share_their_split(stage: Stage) -> None:
