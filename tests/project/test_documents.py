@@ -1,0 +1,72 @@
+"""The documents: their links lead somewhere, and what they say of the code is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from aerie import errors
+from aerie.settings.machine import PROJECT_ROOT
+from aerie.stages import STAGES
+
+from .conftest import tracked_files
+
+DOCUMENTS = [path for path in tracked_files() if path.suffix == ".md"]
+ARCHITECTURE = PROJECT_ROOT / "docs" / "architecture.md"
+EACH = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(PROJECT_ROOT)))
+OUR_FOLDERS = ("benchmarks", "dags", "demo", "docker", "docs", "include", "plugins", "requirements", "tests")
+
+
+def prose(document: Path) -> str:
+    """A document without its code blocks."""
+    return re.sub(r"^ *```.*?^ *```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(document: Path) -> set[str]:
+    """Anchors that GitHub gives a document's headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@EACH
+def test_a_link_to_a_file_of_ours_leads_somewhere(document: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (document.parent / name) if name else document
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+@EACH
+def test_a_file_that_is_named_is_there(document: Path) -> None:
+    named = re.findall(rf"`((?:{'|'.join(OUR_FOLDERS)})/[\w./-]*)`", prose(document))
+    assert [name for name in named if not (PROJECT_ROOT / name).exists() and "secrets" not in name] == []
+
+
+def rows_under(header: str) -> list[list[str]]:
+    """Rows of the table of docs/architecture.md whose header begins so."""
+    table = re.search(rf"^\| {header} .*\n\|[-|]+\n((?:\|.*\n)+)", ARCHITECTURE.read_text("utf-8"), re.MULTILINE)
+    assert table
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()]
+
+
+def test_each_stage_is_said_to_run_where_it_runs() -> None:
+    said = {
+        name: (environment, code.strip("`"))
+        for stages, environment, code, _ in rows_under("stage")
+        for name in re.findall(r"`(\w+)`", stages)
+    }
+    assert said.keys() == STAGES.keys()
+    for name, (environment, code) in said.items():
+        module = STAGES[name].function.partition(":")[0].replace(".", "/")
+        assert environment == STAGES[name].environment, name
+        assert f"include/{module}.py".startswith(code), name
+
+
+def test_each_error_is_said_to_have_the_exit_code_that_it_has() -> None:
+    said = {name.strip("`"): int(code) for name, code, _ in rows_under("class")}
+    assert said == {kind.__name__: kind.exit_code for kind in (errors.Failed, errors.BadInput, errors.Retryable)}
