@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ def held_out_prompts(settings: PipelineSettings, files: EditionFiles) -> list[He
 
 @dataclass(frozen=True)
 class Load:
-    """How requests are sent; ``after_dataset`` is called after each data set, to keep the server's lease."""
+    """How requests are sent."""
 
     url: str
     concurrency: int
@@ -71,7 +71,6 @@ class Load:
     request_timeout_seconds: float
     maximum_attempts: int
     with_drafter: bool
-    after_dataset: Callable[[], None]
 
 
 def measure(held: Sequence[Held], load: Load, events: Events, *, label: str) -> dict[str, DatasetRun]:
@@ -99,7 +98,6 @@ async def _measure(held: Sequence[Held], load: Load, events: Events, *, label: s
             if not runs:
                 await _send(client, one.dataset, one.prompts[0], load, max_new_tokens=WARM_UP_TOKENS)
             runs[one.dataset] = await _run(client, one, load)
-        load.after_dataset()
         run = runs[one.dataset]
         events.progress(
             f"{label}: {one.dataset}: {len(run.requests)} prompts, {run.tokens} tokens, "

@@ -1,15 +1,17 @@
 """The server that is measured: ensured through the keeper, and asked what it really runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import requests
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aerie.errors import Failed, Retryable
+from aerie.errors import BadInput, Failed, Retryable
+from aerie.serving.client import ensure_server, held
+from aerie.serving.plan import DrafterPlan, ServerPlan, checkpoint_identity
+from aerie.settings.machine import python_of
 from aerie.settings.pipeline import BenchmarkSettings
 from aerie.stages import Events, StageRequest
 
@@ -17,18 +19,47 @@ ALGORITHM = "EAGLE3"
 ANSWER_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class MeasuredServer:
-    """A server to measure: its URL, and how to keep its lease."""
-
-    url: str
-    renew: Callable[[], None]
-
-
 @contextmanager
-def benchmark_server(request: StageRequest, drafter: Path | None, events: Events) -> Iterator[MeasuredServer]:
-    """Ensure a server of phase ``benchmark`` with this drafter, or without one."""
-    raise NotImplementedError(f"{request.run_id} {drafter} {events}")
+def benchmark_server(request: StageRequest, drafter: Path | None, events: Events) -> Iterator[str]:
+    """Have a server of phase ``benchmark`` with this drafter, or without one; hold it and yield its URL.
+
+    It replaces the server that is there, and is left running: the next one, or ``serve_stop``, ends it.
+
+    Raises:
+        BadInput: the settings cannot be served.
+        AerieError: as ``ensure_server`` and ``held`` raise.
+    """
+    settings = request.settings
+    try:
+        plan = ServerPlan.of_settings(settings, "benchmark", drafter=drafter_plan(drafter, settings.benchmark))
+    except ValidationError as error:
+        raise BadInput(f"the server cannot be planned: {'; '.join(e['msg'] for e in error.errors())}") from error
+    except OSError as error:
+        raise BadInput(f"verifier or drafter cannot be read: {error}") from error
+    handle = ensure_server(
+        plan,
+        folder=request.server_folder,
+        owner=f"{request.run_id}, benchmark",
+        python=python_of("serve"),
+        lease_seconds=settings.serving.lease_seconds,
+        start_timeout_seconds=settings.serving.start_timeout_seconds,
+        report=events.progress,
+    )
+    with held(handle, lease_seconds=settings.serving.lease_seconds):
+        yield handle.url
+
+
+def drafter_plan(drafter: Path | None, asked: BenchmarkSettings) -> DrafterPlan | None:
+    """The drafter as the server is to run it."""
+    if drafter is None:
+        return None
+    return DrafterPlan(
+        path=drafter,
+        identity=checkpoint_identity(drafter),
+        num_steps=asked.num_steps,
+        eagle_topk=asked.eagle_topk,
+        num_draft_tokens=asked.num_draft_tokens,
+    )
 
 
 class ServerFacts(BaseModel):

@@ -142,17 +142,16 @@ def measure_variant(
         events.progress(f"{variant}: measured by an earlier try")
         return earlier
     drafter = drafter_of(request, variant)
-    with benchmark_server(request, drafter, events) as server:
-        facts = read_server_facts(server.url)
+    with benchmark_server(request, drafter, events) as url:
+        facts = read_server_facts(url)
         require_drafter(facts, drafter, asked)
         load = Load(
-            url=server.url,
+            url=url,
             concurrency=asked.concurrency,
             max_new_tokens=asked.max_new_tokens,
             request_timeout_seconds=generation.request_timeout_seconds,
             maximum_attempts=generation.maximum_attempts,
             with_drafter=drafter is not None,
-            after_dataset=server.renew,
         )
         runs = measure(held, load, events, label=variant)
     measurement = Measurement(key=key, runs=runs, server=facts)

@@ -53,7 +53,7 @@ def export_drafter(checkpoint: Path, folder: Path, *, verifier_model_type: str) 
     trained = read_configuration(checkpoint)
     refuse_what_sglang_lacks(trained, checkpoint)
     tensors = {serving_name(name): tensor for name, tensor in read_tensors(checkpoint).items() if name != EMBEDDING}
-    configuration = serving_configuration(trained, tensors, verifier_model_type)
+    configuration = serving_configuration(trained, verifier_model_type)
     require_tensors(tensors, configuration, checkpoint)
     with atomic_folder(folder) as temporary:
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
@@ -108,9 +108,7 @@ def serving_name(name: str) -> str:
     return name.replace("layers.0.", "midlayer.")
 
 
-def serving_configuration(
-    trained: dict[str, Any], tensors: dict[str, torch.Tensor], verifier_model_type: str
-) -> dict[str, Any]:
+def serving_configuration(trained: dict[str, Any], verifier_model_type: str) -> dict[str, Any]:
     """The drafter's ``config.json`` for SGLang."""
     decoder = trained["transformer_layer_config"]
     rope = decoder.get("rope_parameters") or {}
@@ -122,7 +120,7 @@ def serving_configuration(
         **{name: decoder[name] for name in DECODER_FIELDS if name in decoder},
         "draft_vocab_size": trained["draft_vocab_size"],
         "tie_word_embeddings": False,
-        "torch_dtype": str(tensors["fc.weight"].dtype).removeprefix("torch."),
+        "torch_dtype": trained["dtype"],
         "rope_theta": rope.get("rope_theta", 10000.0),
         "rope_scaling": None if plain_rope else rope,
         "fc_norm": bool(trained.get("fc_norm")),

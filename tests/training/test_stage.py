@@ -1,0 +1,173 @@
+"""The stages on a tiny edition: a random verifier of 8 layers, 24 rows, real speculators."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from aerie.artefacts.manifest import read_manifest, write_manifest
+from aerie.errors import BadInput, Failed
+from aerie.settings.machine import PROJECT_ROOT
+from aerie.training.stage import export, publish, train
+
+
+def test_a_stale_vocabulary_is_refused_before_training(edition):
+    edition.build()
+    edition.vocabulary([[5, 6, 7, 8, 9]])
+    with pytest.raises(Failed, match="stale draft vocabulary"):
+        train(edition.request(), edition.events)
+
+
+def test_states_of_another_corpus_are_refused_before_training(edition):
+    edition.build(seed=1)
+    states = edition.files.manifest("capture").read_bytes()
+    edition.build(seed=2)
+    edition.files.manifest("capture").write_bytes(states)
+    with pytest.raises(Failed, match="run capture again"):
+        train(edition.request(), edition.events)
+
+
+def test_swapped_state_files_are_found_before_a_step_is_made(edition):
+    edition.build()
+    first, second = (edition.files.hidden_states / f"hs_{row}.safetensors" for row in (0, 1))
+    first_target, second_target = first.readlink(), second.readlink()
+    first.unlink(), second.unlink()
+    first.symlink_to(second_target), second.symlink_to(first_target)
+    with pytest.raises(Failed, match=r"hs_0\.safetensors"):
+        train(edition.request(), edition.events)
+    assert not edition.files.training.exists()
+
+
+def test_a_run_without_capture_is_told_which_stage_is_missing(edition):
+    edition.build()
+    edition.files.manifest("capture").unlink()
+    with pytest.raises(BadInput, match="capture"):
+        train(edition.request(), edition.events)
+
+
+@pytest.mark.slow
+def test_a_drafter_is_trained_exported_and_published_and_a_second_run_does_nothing(edition):
+    edition.build()
+    result = train(edition.request(), edition.events)
+    counts = result.manifest.counts
+    assert (counts["epochs"], counts["layers"], counts["checkpoint"] in ("0", "1")) == (2, [2, 4, 5], True)
+    assert counts["steps"] > 10
+    assert counts["last_loss"] < counts["first_loss"]
+    assert counts["validation"]["estimated_acceptance_length"] >= 1
+    assert train(edition.request(), edition.events).reused
+
+    exported = export(edition.request(), edition.events).manifest
+    served = load_file(edition.files.drafter / "model.safetensors")
+    untrained = load_file(edition.files.untrained_drafter / "model.safetensors")
+    assert served.keys() == untrained.keys()
+    assert not served["fc.weight"].equal(untrained["fc.weight"])
+    assert served["lm_head.weight"].equal(untrained["lm_head.weight"])  # the verifier's rows, frozen
+    assert export(edition.request(), edition.events).reused
+
+    measure(edition, exported.fingerprint)
+    published = publish(edition.request(), edition.events)
+    folder = edition.root / "published" / f"main-{exported.fingerprint[:12]}"
+    assert {path.name for path in folder.iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: sglang")
+    assert exported.fingerprint in card
+    assert "| B1_glaive | 8 | 2.75 |" in card
+    assert published.data["drafter_fingerprint"] == exported.fingerprint
+    assert publish(edition.request(), edition.events).reused
+
+    measure(edition, "of another drafter")
+    with pytest.raises(Failed, match="run benchmark again"):
+        publish(edition.request(force=True), edition.events)
+
+
+def measure(edition, drafter_fingerprint):
+    row = {"prompts": 8, "acceptance_length": 2.75, "tokens_per_second": 90.0, "tokens_per_second_without": 50.0}
+    write_manifest(
+        edition.files.manifest("benchmark"),
+        stage="benchmark",
+        edition="main",
+        dataset=None,
+        fingerprint="benchmark",
+        inputs=[],
+        outputs=[],
+        counts={
+            **row,
+            "drafter_fingerprint": drafter_fingerprint,
+            "acceptance_length_untrained": 1.02,
+            "lossless": True,
+            "per_dataset": {"B1_glaive": row},
+        },
+    )
+
+
+@pytest.mark.slow
+def test_rows_whose_states_belong_to_others_fail_the_training_that_speculators_would_finish(edition, monkeypatch):
+    edition.build()
+    monkeypatch.setattr(
+        "aerie.training.stage.verify",
+        lambda *_: SimpleNamespace(rows=0, tokens=0, bytes=0),
+    )
+    for row in range(24):
+        path = edition.files.hidden_states / f"hs_{row}.safetensors"
+        tensors = load_file(path)
+        save_file({**tensors, "token_ids": tensors["token_ids"].flip(0) + 1}, path.resolve())
+    with pytest.raises(Failed, match="error_records"):
+        train(edition.request(), edition.events)
+    assert not edition.files.manifest("train").exists()
+
+
+@pytest.mark.slow
+def test_an_interrupted_training_resumes_where_it_stopped(edition):
+    edition.build(rows=200, validation_rows=8)
+    request = edition.root / "request.json"
+    settings = {"epochs": 3}
+    request.write_text(edition.request(training=settings).model_dump_json())
+    arguments = [
+        "--request",
+        request,
+        "--result",
+        edition.root / "result.json",
+        "--events",
+        edition.root / "stage.jsonl",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aerie", "stage", "train", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT / "include")},
+    )
+    steps = edition.files.training / "steps.jsonl"
+    checkpoints = edition.files.training / "checkpoints"
+    wait_for(lambda: (checkpoints / "0/training_state.json").exists() and "step 9" in progress(edition), process)
+    process.send_signal(signal.SIGTERM)  # to the stage alone, as Airflow's on_kill does
+    assert process.wait(timeout=180) == 75
+    assert (checkpoints / "interrupted").is_dir() or (checkpoints / "1").is_dir()
+    shutil.copyfile(steps, edition.root / "steps.before")
+
+    result = train(edition.request(training=settings), edition.events)
+    resumed = result.manifest.counts["resumed_from_step"]
+    made = [json.loads(line)["global_step"] for line in (edition.root / "steps.before").read_text().splitlines()]
+    assert resumed > 0
+    assert abs(resumed - (made[-1] + 1)) <= 1
+    after = [json.loads(line)["global_step"] for line in steps.read_text().splitlines()][len(made) :]
+    assert after[0] == resumed
+    assert after == list(range(resumed, result.manifest.counts["steps"]))
+    assert read_manifest(edition.files.manifest("train")).counts["checkpoint"]
+
+
+def progress(edition):
+    path = edition.root / "stage.jsonl"
+    return path.read_text() if path.exists() else ""
+
+
+def wait_for(condition, process, seconds=240):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"the stage ended with {process.returncode}"
+        assert time.monotonic() < deadline, "the training did not get that far"
+        time.sleep(0.05)
