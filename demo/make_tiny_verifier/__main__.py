@@ -13,14 +13,14 @@ def main() -> None:
     steps = parser.add_subparsers(dest="step", required=True)
     steps.add_parser("tokenizer", help="train the tokenizer")
     training = steps.add_parser("train", help="train the weights, on the tokenizer that is there")
-    training.add_argument("--steps", type=int, default=2400)
-    training.add_argument("--threads", type=int, default=2)
+    training.add_argument("--steps", type=int, default=1200)
+    training.add_argument("--threads", type=int, default=1)
     sources = steps.add_parser("sources", help="write the sample source files")
     sources.add_argument("--out", type=Path, default=DEMO / "sources")
     checking = steps.add_parser("check", help="sample responses to the held-out prompts and judge their form")
     checking.add_argument("--prompts", type=int, default=100, help="prompts per data set")
     checking.add_argument("--temperature", type=float, default=0.8)
-    checking.add_argument("--threads", type=int, default=2)
+    checking.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
 
     if arguments.step == "tokenizer":

@@ -7,7 +7,8 @@ must survive or refuse: a blank line, a row that occurs twice, an empty conversa
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,7 +38,7 @@ TOKENISED_EACH = 8
 Row = dict[str, Any]
 
 
-def source_conversations(dataset: str) -> list[Conversation]:
+def source_conversations(dataset: str) -> tuple[Conversation, ...]:
     """The conversations behind the usable rows of one B file, in their order."""
     return _all_conversations(dataset)[:CONVERSATIONS]
 
@@ -52,8 +53,9 @@ def tokenised_conversations(series: str) -> list[Conversation]:
     return found
 
 
-def _all_conversations(dataset: str) -> list[Conversation]:
-    return held_out(dataset, SEED, CONVERSATIONS + 2 * TOKENISED_EACH)
+@cache
+def _all_conversations(dataset: str) -> tuple[Conversation, ...]:
+    return tuple(held_out(dataset, SEED, CONVERSATIONS + 2 * TOKENISED_EACH))
 
 
 def _digest(*parts: str) -> str:
@@ -79,7 +81,7 @@ def _glaive_chat(conversation: Conversation, r: Random) -> str:
     return chat[:-2]
 
 
-def _glaive(conversations: list[Conversation], r: Random) -> list[Row | None]:
+def _glaive(conversations: Sequence[Conversation], r: Random) -> list[Row | None]:
     rows: list[Row | None] = []
     for conversation in conversations:
         system = GLAIVE_SYSTEM if conversation.tools else GLAIVE_SYSTEM_WITHOUT
@@ -99,7 +101,7 @@ def _glaive(conversations: list[Conversation], r: Random) -> list[Row | None]:
 # ---------------------------------------------------------------- B2, B3
 
 
-def _opencodeinstruct(conversations: list[Conversation], r: Random) -> list[Row | None]:
+def _opencodeinstruct(conversations: Sequence[Conversation], r: Random) -> list[Row | None]:
     rows: list[Row | None] = []
     for conversation in conversations:
         turn = conversation.turns[0]
@@ -132,7 +134,7 @@ def _opencodeinstruct(conversations: list[Conversation], r: Random) -> list[Row 
     ]
 
 
-def _magicoder(conversations: list[Conversation], _: Random) -> list[Row | None]:
+def _magicoder(conversations: Sequence[Conversation], _: Random) -> list[Row | None]:
     rows: list[Row | None] = [{"instruction": c.turns[0].request, "response": c.turns[0].answer} for c in conversations]
     return [
         *rows,
@@ -147,7 +149,7 @@ def _magicoder(conversations: list[Conversation], _: Random) -> list[Row | None]
 # ---------------------------------------------------------------- B4, B5
 
 
-def _mixture_of_thoughts(conversations: list[Conversation], _: Random) -> list[Row | None]:
+def _mixture_of_thoughts(conversations: Sequence[Conversation], _: Random) -> list[Row | None]:
     def row(*messages: tuple[str, str]) -> Row:
         listed = [{"role": role, "content": content} for role, content in messages]
         words = sum(len(content.split()) for _, content in messages)
@@ -179,7 +181,7 @@ OPENTHOUGHTS_SYSTEM = (
 )
 
 
-def _openthoughts(conversations: list[Conversation], _: Random) -> list[Row | None]:
+def _openthoughts(conversations: Sequence[Conversation], _: Random) -> list[Row | None]:
     """Most rows as in OpenThoughts-114k, every eighth as in OpenThoughts3 (other role names, no system prompt)."""
     rows: list[Row | None] = []
     for position, turn in enumerate(c.turns[0] for c in conversations):
@@ -209,7 +211,7 @@ def _from_value(*entries: tuple[str, str]) -> Row:
 # ---------------------------------------------------------------- B6, B7
 
 
-def _ultrachat(conversations: list[Conversation], _: Random) -> list[Row | None]:
+def _ultrachat(conversations: Sequence[Conversation], _: Random) -> list[Row | None]:
     rows: list[Row | None] = []
     for conversation in conversations:
         messages = []
@@ -228,7 +230,7 @@ def _ultrachat(conversations: list[Conversation], _: Random) -> list[Row | None]
     ]
 
 
-def _sharegpt(conversations: list[Conversation], r: Random) -> list[Row]:
+def _sharegpt(conversations: Sequence[Conversation], r: Random) -> list[Row]:
     """Parts of one long conversation share the first half of their id, and some ids occur for different rows."""
     rows: list[Row] = []
     for position, conversation in enumerate(conversations):
@@ -293,7 +295,7 @@ def _step(role: str, text: str | None, system_prompt: str | None = None) -> Row:
     return {"cutoff_date": cutoff, "mask": False, "role": role, "system_prompt": system_prompt, "text": text}
 
 
-def _sweagent(conversations: list[Conversation], r: Random) -> list[Row]:
+def _sweagent(conversations: Sequence[Conversation], r: Random) -> list[Row]:
     """Several trajectories of one instance share their instance_id; every tenth ended in another way."""
     rows: list[Row] = []
     for position, conversation in enumerate(conversations):
@@ -383,7 +385,7 @@ TOKENISED_SCHEMA = pa.schema(
 
 # ---------------------------------------------------------------- files
 
-WRITERS: dict[str, Callable[[list[Conversation], Random], list[Any]]] = {
+WRITERS: dict[str, Callable[[Sequence[Conversation], Random], list[Any]]] = {
     "B1_glaive": _glaive,
     "B2_opencodeinstruct": _opencodeinstruct,
     "B3_magicoder": _magicoder,

@@ -1,13 +1,24 @@
 """The checkpoint as it is shipped."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from make_tiny_verifier.check import fault_of
 from make_tiny_verifier.corpus import held_out
 from make_tiny_verifier.tokenizer import CONTROL_TOKENS, TEXT_TOKENS, TOKENS_IN_ORDER
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """So small a model is slower on several threads, by far where other processes want them too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_size(verifier: Path):
@@ -40,6 +51,7 @@ def test_loads_and_ends_at_the_end_of_a_turn(verifier, tokenizer):
     assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_answers_in_its_form(verifier, tokenizer):
     model = AutoModelForCausalLM.from_pretrained(verifier, dtype=torch.float32, local_files_only=True)
     conversation = held_out("B3_magicoder", seed=1, count=1)[0]
