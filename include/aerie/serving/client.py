@@ -209,7 +209,7 @@ def _find_or_start_keeper(folder: Path, python: Path, host: str) -> Keeper:
     def attempt() -> Keeper:
         found = find_keeper(folder)
         if found is None:
-            raise KeeperUnreachable(f"{address_path(folder)}: no keeper after {KEEPER_START_SECONDS:g} s (log: {log})")
+            raise KeeperUnreachable(f"{folder}: no keeper yet, its process {_fate(process)}: {_last_line(log)}")
         return found
 
     def undecided(error: BaseException) -> bool:
@@ -222,6 +222,16 @@ def _find_or_start_keeper(folder: Path, python: Path, host: str) -> Keeper:
         wait=tenacity.wait_fixed(0.2),
         reraise=True,
     )(attempt)
+
+
+def _fate(process: subprocess.Popen[bytes]) -> str:
+    status = process.poll()
+    return "runs" if status is None else f"ended with status {status}"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return f"{lines[-1] if lines else 'it logged nothing'} (log: {log})"
 
 
 def renew(folder: Path, launch_token: str, *, lease_seconds: float = 300.0) -> Lease:

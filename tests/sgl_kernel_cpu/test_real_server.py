@@ -1,0 +1,121 @@
+"""Real SGLang over the stand-in: its greedy output must be transformers' greedy output, token for token."""
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import random_checkpoints
+import requests
+import torch
+from transformers import AutoModelForCausalLM
+
+from aerie.serving.launch import start_server, stop_server, wait_until_ready
+from aerie.serving.plan import DrafterPlan, ServerPlan, checkpoint_identity
+
+PYTHON = Path(sys.executable)
+NEW_TOKENS = 40
+START_SECONDS = 800  # about 25 on two idle cores, ten times that on busy ones
+
+
+@contextmanager
+def served(verifier: Path, logs: Path, drafter: DrafterPlan | None = None) -> Iterator[str]:
+    """URL of a server that ends with the block."""
+    plan = ServerPlan(
+        model_path=verifier,
+        model_identity=checkpoint_identity(verifier),
+        dtype="float32",
+        phase="benchmark" if drafter else "generate",
+        device="cpu",
+        mem_fraction_static=0.1,
+        max_total_tokens=16_384,
+        max_running_requests=32,
+        chunked_prefill_size=64,  # shorter than the prompts: extend over a cached prefix is part of the test
+        context_length=512,
+        drafter=drafter,
+        extra_arguments=("--skip-tokenizer-init",),
+    )
+    launched = start_server(plan, python=PYTHON, logs=logs)
+    try:
+        yield wait_until_ready(launched, plan, timeout_seconds=START_SECONDS).url
+    finally:
+        stop_server(launched.identity, grace_seconds=20)
+
+
+def some_prompts() -> list[list[int]]:
+    """Prompts of many lengths; the last two share a long prefix with the first, which the radix cache will find."""
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(3, 150, (10,), generator=generator).tolist()
+    low, high = random_checkpoints.FIRST_PLAIN_TOKEN, random_checkpoints.VOCABULARY
+    prompts = [torch.randint(low, high, (length,), generator=generator).tolist() for length in lengths]
+    return [*prompts, prompts[0] + prompts[1], prompts[0] + prompts[2]]
+
+
+def generate(url: str, prompt: list[int]) -> dict[str, Any]:
+    sampling = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    response = requests.post(f"{url}/generate", json={"input_ids": prompt, "sampling_params": sampling}, timeout=300)
+    response.raise_for_status()
+    reply: dict[str, Any] = response.json()
+    return reply
+
+
+def answers_of_transformers(verifier: Path, prompts: list[list[int]]) -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(verifier, dtype=torch.float32).eval()
+    with torch.no_grad():
+        outputs = [
+            model.generate(
+                torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+            for prompt in prompts
+        ]
+    return [output[0, len(prompt) :].tolist() for output, prompt in zip(outputs, prompts, strict=True)]
+
+
+def check(verifier: Path, tmp_path: Path, drafter: Path | None = None) -> list[dict[str, Any]]:
+    """Serve, ask everything at once, compare with transformers; returns each answer's ``meta_info``."""
+    plan = DrafterPlan(path=drafter, identity=checkpoint_identity(drafter)) if drafter else None
+    prompts = some_prompts()
+    with served(verifier, tmp_path / "logs", plan) as url, ThreadPoolExecutor(len(prompts)) as pool:
+        replies = list(pool.map(lambda prompt: generate(url, prompt), prompts))
+    assert [reply["output_ids"] for reply in replies] == answers_of_transformers(verifier, prompts)
+    return [reply["meta_info"] for reply in replies]
+
+
+def check_drafts(infos: list[dict[str, Any]]) -> None:
+    """Drafts were proposed at every step, and both accepted and rejected."""
+    steps = sum(info["spec_verify_ct"] for info in infos)
+    accepted = sum(info["spec_num_correct_drafts"] for info in infos)
+    assert 0 < accepted < 3 * steps
+    assert max(len(info["spec_correct_drafts_histogram"]) for info in infos) > 2  # two drafts in a row, somewhere
+
+
+@pytest.mark.timeout(900)
+def test_llama_generates_what_transformers_does(tmp_path: Path) -> None:
+    random_checkpoints.make_llama(tmp_path / "llama")
+    check(tmp_path / "llama", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_llama_with_a_drafter_generates_the_same(tmp_path: Path) -> None:
+    random_checkpoints.make_llama(tmp_path / "llama")
+    random_checkpoints.make_drafter(tmp_path / "drafter", tmp_path / "llama")
+    check_drafts(check(tmp_path / "llama", tmp_path, tmp_path / "drafter"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_latent_attention_and_experts_generate_what_transformers_does(tmp_path: Path) -> None:
+    random_checkpoints.make_deepseek(tmp_path / "deepseek")
+    check(tmp_path / "deepseek", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_latent_attention_and_experts_with_a_drafter_generate_the_same(tmp_path: Path) -> None:
+    random_checkpoints.make_deepseek(tmp_path / "deepseek")
+    random_checkpoints.make_drafter(tmp_path / "drafter", tmp_path / "deepseek")
+    check_drafts(check(tmp_path / "deepseek", tmp_path, tmp_path / "drafter"))
