@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
 from airflow.sdk.exceptions import AirflowSkipException
 
-from aerie.errors import BadInput
+from aerie.errors import BadInput, Failed
 from aerie.pipeline import RunParameters, place_of, stage_request
 from aerie.settings.machine import database_url, run_folder, settings_path
 from aerie.settings.pipeline import load_settings
@@ -140,7 +140,7 @@ class CloseRunOperator(BaseOperator):
         """Record how the run ended.
 
         Raises:
-            RuntimeError: a task of the run failed; names them.
+            Failed: a task of the run failed; names them.
         """
         from aerie.store.connection import connected
         from aerie.store.queries.alerts import record_alert
@@ -163,7 +163,7 @@ class CloseRunOperator(BaseOperator):
                     connection, reason="run_failed", message=message, run_id=run_id, edition=parameters.edition
                 )
         if bad:
-            raise RuntimeError(f"the run did not finish cleanly: {', '.join(bad)}")
+            raise Failed(f"the run did not finish cleanly: {', '.join(bad)}")
         return summary
 
 

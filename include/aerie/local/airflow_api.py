@@ -100,10 +100,22 @@ class AirflowApi:
         return tasks
 
     def log(self, dag_id: str, run_id: str, task_id: str, attempt: int) -> list[str]:
-        """Lines of a task's log."""
+        """Lines of a task's log; an exception is one line after the line that reports it."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{attempt}"
         content = self.call("GET", path, query={"full_content": "true"})["content"]
-        return [line["event"] if isinstance(line, dict) else str(line) for line in content]
+        lines: list[str] = []
+        for line in content:
+            lines.append(str(line["event"]))
+            lines += [f"{error['exc_type']}: {error['exc_value']}" for error in line.get("error_detail") or ()]
+        return lines
+
+    def error(self, dag_id: str, run_id: str, task_id: str, attempt: int) -> str:
+        """What a failed task says went wrong: its exception, else its last line."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{attempt}"
+        content = self.call("GET", path, query={"full_content": "true"})["content"]
+        errors = [error["exc_value"] for line in content for error in line.get("error_detail") or ()]
+        lines = [str(line["event"]) for line in content if not str(line["event"]).startswith("::")]
+        return str([*lines, *errors][-1]) if lines or errors else "it left no log"
 
 
 def seconds_between(started: str, ended: str) -> float:

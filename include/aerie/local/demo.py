@@ -141,6 +141,4 @@ def _report_generation(
 def _report_failures(api: AirflowApi, run_id: str, tasks: list[Any], report: Report) -> None:
     for task in tasks:
         if task["state"] == "failed":
-            lines = api.log(DAG_ID, run_id, task["task_id"], task["try_number"])
-            useful = [line for line in lines if "rror" in line] or lines
-            report(f"{task['task_id']} failed: {useful[-1] if useful else 'no log'}")
+            report(f"{task['task_id']} failed: {api.error(DAG_ID, run_id, task['task_id'], task['try_number'])}")
