@@ -48,6 +48,11 @@ def write_dataset(files: DatasetFiles, prompts: list[Prompt]) -> None:
     )  # fmt: skip
 
 
+def write_weights(folder: Path, content: bytes) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(content)
+
+
 def make_settings(root: Path, dataset: dict[str, Any], generation: dict[str, Any]) -> PipelineSettings:
     given: dict[str, Any] = {
         "name": "test",
@@ -129,6 +134,7 @@ def world(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("AERIE_DATABASE_URL", database_url)
     with FakeServer(str(tmp_path / "verifier")) as server:
         made = World(tmp_path, database_url, server)
+        write_weights(tmp_path / "verifier", b"weights")
         write_dataset(made.files, make_prompts(40))
         monkeypatch.setattr(stage, "_ensure_server", ensure(server.url))
         yield made

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from conftest import DATASET, ensure, make_prompts, manifest_of, write_dataset
+from conftest import DATASET, ensure, make_prompts, manifest_of, write_dataset, write_weights
 from fake_server import TOKEN_IDS, FakeServer, answer_ids, reply, sample_of
 
 from aerie.errors import BadInput, Failed, Retryable
@@ -83,6 +83,13 @@ def test_another_generation_fingerprint_is_refused_with_the_difference(world):
     with pytest.raises(BadInput, match=r"max_new_tokens: 256 before, 200 now"):
         world.run(budget_tokens=500, max_new_tokens=200)
     world.check_log_equals_ledger()
+
+
+def test_weights_that_changed_under_the_same_path_are_another_population(world):
+    world.run(budget_tokens=500)
+    write_weights(world.root / "verifier", b"retrained")
+    with pytest.raises(BadInput, match=r"verifier\.weights_sha256: .* before, .* now"):
+        world.run(budget_tokens=900)
 
 
 def test_responses_to_other_prompt_tokens_are_refused(world):

@@ -4,6 +4,7 @@ The *generation* settings affect tokens; responses made under others belong to a
 affect verdicts; when they change, the log is judged again. Budgets, concurrency, paths and memory are in neither.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ from aerie.errors import BadInput
 from aerie.settings.pipeline import DatasetSettings, PipelineSettings
 
 ABSENT = "(absent)"
+
+# Weights may be half a terabyte: of a large file, blocks spread over its length stand for the whole.
+WHOLE_FILE_BYTES = 16 << 20
+BLOCK_BYTES = 64 << 10
+BLOCKS = 32
 
 
 class Fingerprinted(BaseModel):
@@ -51,7 +57,7 @@ def generation_settings(
             "seed": settings.seed,
             "verifier": {
                 **verifier.model_dump(mode="json", include={"revision", "profile", "dtype", "thinking"}),
-                "name": verifier.path.name,
+                "weights_sha256": weights_sha256(verifier.path),
                 "model_type": tokens.model_type,
                 "tokenizer_sha256": tokens.tokenizer_sha256,
                 "vocabulary_size": tokens.vocabulary_size,
@@ -66,6 +72,32 @@ def generation_settings(
             "context_length": settings.serving.context_length,
         }
     )
+
+
+def weights_sha256(folder: Path) -> str:
+    """SHA-256, in hex, of a checkpoint's weights, sampled where they are large; copies of a checkpoint have the same.
+
+    Raises:
+        BadInput: there are no weights.
+    """
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise BadInput(f"{folder}: expected the verifier's checkpoint with its weights (*.safetensors)")
+    digest = hashlib.sha256()
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}\n".encode())
+        with path.open("rb") as file:
+            for offset, length in _blocks(size):
+                file.seek(offset)
+                digest.update(file.read(length))
+    return digest.hexdigest()
+
+
+def _blocks(size: int) -> list[tuple[int, int]]:
+    if size <= WHOLE_FILE_BYTES:
+        return [(0, size)]
+    return [(number * (size - BLOCK_BYTES) // (BLOCKS - 1), BLOCK_BYTES) for number in range(BLOCKS)]
 
 
 def rules_settings(settings: PipelineSettings, dataset: DatasetSettings, *, tokens: VerifierTokens) -> Fingerprinted:

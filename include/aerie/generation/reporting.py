@@ -24,6 +24,10 @@ class Reporter:
         self._before = replace(population.counts)
         self._done_before = _done(population)
 
+    def restart_clock(self) -> None:
+        """Count time from now: starting the server is not generating."""
+        self._began = time.monotonic()
+
     @property
     def seconds(self) -> float:
         """How long this run has taken."""

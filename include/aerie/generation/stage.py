@@ -258,6 +258,8 @@ async def _drive(
             rid_prefix=f"{job.where}:{request.run_id}",
         )
 
+        reporter.restart_clock()
+
         async def report() -> None:
             reporter.progress(driver.in_flight)
 
