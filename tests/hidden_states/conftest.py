@@ -98,7 +98,7 @@ class Edition:
             "serving": {
                 "device": "cpu",
                 "context_length": 512,
-                "mem_fraction_static": 0.05,
+                "mem_fraction_static": 0.2,
                 "max_total_tokens": 8192,
                 "chunked_prefill_size": 32,
                 "max_running_requests": 32,

@@ -43,9 +43,10 @@ def test_states_that_do_not_fit_beside_the_share_to_be_spared_are_refused_with_t
         forecast(corpus.request(hidden_states={"free_share": 0.1}), corpus.events)
 
 
-def test_states_that_are_there_already_need_no_room(corpus, monkeypatch):
+def test_states_that_are_there_already_need_no_room_but_those_of_other_samples_do_not_help(corpus, monkeypatch):
     corpus.states.mkdir(parents=True)
-    (corpus.states / "a.safetensors").write_bytes(b"x" * 8000)
+    (corpus.states / "B1%2F0.safetensors").write_bytes(b"x" * 8000)
+    (corpus.states / "gone.safetensors").write_bytes(b"x" * 8000)
     free(monkeypatch, 8 * 1024 - 8000)
     assert forecast(corpus.request(), corpus.events).manifest.counts["present_bytes"] == 8000
 

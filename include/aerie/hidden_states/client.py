@@ -13,7 +13,7 @@ import tenacity
 
 from aerie.artefacts.corpus import CorpusRow
 from aerie.artefacts.state_files import state_name, state_path
-from aerie.errors import Failed, Retryable
+from aerie.errors import AerieError, Failed, Retryable
 from aerie.hidden_states.check import CheckedState, check_state_file
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.hidden_states.protocol import CapturedRequest, failure_path, hook_failure_path
@@ -62,8 +62,11 @@ class Capture:
         hook_failure_path(self._target.states).unlink(missing_ok=True)
         try:
             asyncio.run(self._run(rows, report, every_seconds))
-        except* (Failed, Retryable) as failures:
-            raise failures.exceptions[0] from None
+        except ExceptionGroup as group:
+            known = [error for error in group.exceptions if isinstance(error, AerieError)]
+            if not known:
+                raise
+            raise known[0] from None
 
     async def _run(
         self, rows: Iterator[CorpusRow], report: Callable[[CaptureProgress], None], every_seconds: float

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_rows
+from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_batches, iterate_rows
 from aerie.artefacts.files import fingerprint_of, write_json
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import Manifest, answered_by, describe_output, read_manifest, write_manifest
@@ -73,16 +73,27 @@ def forecast(request: StageRequest, events: Events) -> StageResult:
 
 
 def _forecast(request: StageRequest, corpus: Manifest, layers: CapturedLayers) -> Forecast:
-    folder = request.files.hidden_states
-    states = request.files.states
-    present = sum(entry.stat().st_size for entry in os.scandir(states)) if states.is_dir() else 0
+    files = request.files
     return forecast_disk(
         tokens=corpus.counts["tokens"],
         layers=layers,
-        folder=folder,
-        present_bytes=present,
+        folder=files.hidden_states,
+        present_bytes=_present_bytes(files),
         free_share=request.settings.hidden_states.free_share,
     )
+
+
+def _present_bytes(files: EditionFiles) -> int:
+    """Bytes of the state files that are there; those of samples that left the corpus do not count."""
+    if not files.states.is_dir():
+        return 0
+    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(files.states)}
+    sample_ids = (
+        sample_id
+        for batch in iterate_batches(files.corpus / DATASET_FOLDER)
+        for sample_id in batch.column("sample_id").to_pylist()
+    )
+    return sum(sizes.get(state_path(files.states, state_name(sample_id)).name, 0) for sample_id in sample_ids)
 
 
 def capture(request: StageRequest, events: Events) -> StageResult:
