@@ -233,6 +233,8 @@ class ServerPlan(Frozen):
             "--cuda-graph-backend-prefill": "disabled",
             "--cuda-graph-backend-decode": "disabled",
             "--disable-overlap-schedule": True,
+            # An idle scheduler polls without a pause otherwise, and takes one of a small machine's cores from the rest.
+            "--sleep-on-idle": True,
         }
 
     def _phase_flags(self) -> Mapping[str, Any]:
