@@ -18,6 +18,7 @@ from aerie.stages import Events
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0)
 WARM_UP_TOKENS = 8
+FIRST_BACKOFF_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ async def _measure(held: Sequence[Held], load: Load, events: Events, *, label: s
             sampling=sampling_parameters(GREEDY, stop_token_ids=one.stop_token_ids),
             request_timeout_seconds=load.request_timeout_seconds,
             maximum_attempts=load.maximum_attempts,
+            first_backoff_seconds=FIRST_BACKOFF_SECONDS,
         ) as client:
             if not runs:
                 await _send(client, one.dataset, one.prompts[0], load, max_new_tokens=WARM_UP_TOKENS)
