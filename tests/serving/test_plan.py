@@ -89,7 +89,7 @@ def test_cpu_starts_the_stand_ins_launcher(make_plan: Make) -> None:
     assert arguments[arguments.index("--device") :] == [
         "--device", "cpu", "--attention-backend", "torch_native", "--prefill-attention-backend", "intel_amx",
         "--decode-attention-backend", "intel_amx", "--cuda-graph-backend-prefill", "disabled",
-        "--cuda-graph-backend-decode", "disabled", "--disable-overlap-schedule",
+        "--cuda-graph-backend-decode", "disabled", "--disable-overlap-schedule", "--sleep-on-idle",
     ]  # fmt: skip
     assert plan.environment() == {
         "PYTHONPATH": f"{CPU_STAND_IN}{os.pathsep}{INCLUDE}",
