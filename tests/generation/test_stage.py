@@ -219,6 +219,13 @@ def test_one_poisoned_prompt_fails_alone_and_is_not_sent_twice(world):
     assert world.server.seen["s9"] == 1
 
 
+def test_a_poisoned_prompt_that_is_the_last_one_left_does_not_block_the_data_set(world):
+    assert manifest_of(world.run(max_prompts=39)).counts["kept"] == 39
+    world.server.fault = lambda body, before: web.Response(status=400, text="bad ids")
+    counts = manifest_of(world.run()).counts
+    assert (counts["kept"], counts["failed"], counts["stopped_by"]) == (39, 1, "prompts_exhausted")
+
+
 def test_transient_faults_of_every_kind_are_sent_again_and_leave_no_trace_but_the_attempts(world, monkeypatch):
     monkeypatch.setattr(stage, "FIRST_BACKOFF_SECONDS", 0.01)
     aborted = reply([], 5, finish_reason={"type": "abort", "message": "shutting down", "status_code": 503})

@@ -307,15 +307,16 @@ class Driver:
         """Take note of why it stops; where something is wrong, what is in flight is not waited for."""
         self._stop = stop
         if stop.failed:
-            self._cancel()
+            # Tasks that are done have an answer in the queue, which is still taken.
+            self._cancel([sample_id for sample_id, running in self._running.items() if not running.task.done()])
         if stop.reason == "errors":
             self._try_again(self._population.failed_lately())
 
-    def _cancel(self) -> None:
-        for sample_id, running in self._running.items():
+    def _cancel(self, sample_ids: Iterable[str]) -> None:
+        for sample_id in sample_ids:
+            running = self._running.pop(sample_id)
             running.task.cancel()
             self._dirty[sample_id] = replace(running.row, attempts=running.row.attempts + 1)
-        self._running.clear()
 
     def _try_again(self, failed: Iterable[LedgerRow]) -> None:
         """What stopped the run was not the fault of these: the next run tries them again."""
@@ -331,7 +332,7 @@ class Driver:
             if isinstance(message, Arrived | Committed):
                 self._take(message)
         tasks = [running.task for running in self._running.values()]
-        self._cancel()
+        self._cancel(list(self._running))
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._dirty:
             rows = tuple(self._dirty.values())

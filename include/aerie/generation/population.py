@@ -195,7 +195,7 @@ class Population:
     def trouble(self) -> Stop | None:
         """What stops the data set at once, seen in the latest outcomes."""
         full = len(self._verdicts) == self._verdicts.maxlen
-        return self._too_many_errors(FEWEST_OUTCOMES) or (self._too_many_quarantined() if full else None)
+        return self._too_many_errors() or (self._too_many_quarantined() if full else None)
 
     def canary_trouble(self) -> Stop | None:
         """What the canary's finished rows say against going on."""
@@ -209,7 +209,7 @@ class Population:
 
     def conclude(self) -> Stop:
         """Why it stopped, when nothing is in flight and nothing more may start."""
-        trouble = self.canary_trouble() or self._too_many_errors(1)
+        trouble = self.canary_trouble() or self._too_many_errors()
         if trouble is None and len(self._verdicts) >= min(self._canary.prompts, self._settings.quarantine_window):
             trouble = self._too_many_quarantined()
         if trouble is not None:
@@ -221,9 +221,9 @@ class Population:
         """Rows that failed among the latest outcomes."""
         return [row for row in self._outcomes if row.state == "failed"]
 
-    def _too_many_errors(self, fewest: int) -> Stop | None:
+    def _too_many_errors(self) -> Stop | None:
         failed = self.failed_lately()
-        if len(self._outcomes) < fewest or len(failed) * 2 <= len(self._outcomes):
+        if len(self._outcomes) < FEWEST_OUTCOMES or len(failed) * 2 <= len(self._outcomes):
             return None
         return _errors(failed, len(self._outcomes))
 

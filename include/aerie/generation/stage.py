@@ -141,6 +141,8 @@ def generate(request: StageRequest, events: Events) -> StageResult:
     if answered is not None:
         events.progress(f"nothing to do: {job.dataset} stopped by {answered.counts['stopped_by']}, as asked")
         return StageResult(stage=STAGE, reused=True, manifest=answered)
+    # A manifest must not outlive the log that it describes.
+    manifest_path.unlink(missing_ok=True)
     url = database_url()
     migrate(url)
     with (
