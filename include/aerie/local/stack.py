@@ -20,7 +20,8 @@ from aerie.local.configuration import STACK_ID_VARIABLE, StackConfiguration, con
 from aerie.local.postgres import ensure_database
 from aerie.local.processes import ProcessIdentity, stop_trees
 from aerie.local.supervisor import COMPONENTS, STOP_GRACE_SECONDS, SupervisorState, read_state, state_path
-from aerie.settings.machine import aerie_home
+from aerie.serving.lease import read_lease
+from aerie.settings.machine import aerie_home, server_folder
 from aerie.store.migrate import migrate
 
 HEALTH_SECONDS = 240
@@ -172,6 +173,12 @@ def status() -> dict[str, str]:
     for name in COMPONENTS:
         identity = state.components.get(name) if state else None
         parts[f"Airflow {name}"] = _describe(identity, configuration.airflow_url if name == "api-server" else "")
+    lease = read_lease(server_folder())
+    parts["inference server"] = (
+        _describe(lease.server, f"{lease.url} ({lease.plan.phase}, {lease.state}, for {lease.owner})")
+        if lease
+        else "stopped"
+    )
     return parts
 
 
