@@ -47,9 +47,7 @@ def start(python: Path, stage: str, request: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_generator_killed_against_real_sglang_goes_on_without_loss_or_repetition(
-    request_file, tmp_path, record_property
-):
+def test_a_generator_killed_against_real_sglang_goes_on_without_loss_or_repetition(request_file, tmp_path):
     prepared = start(python_of("model"), "prepare", request_file)
     assert prepared.wait() == 0, prepared.stderr.read().decode()
     request = StageRequest.model_validate_json(request_file.read_bytes())
@@ -74,4 +72,3 @@ def test_a_generator_killed_against_real_sglang_goes_on_without_loss_or_repetiti
         ledger = read_ledger(connection, edition="main", dataset=DATASET)
         kept = count_ledger(connection, edition="main", dataset=DATASET).kept_response_tokens
     assert kept == sum(row.completion_tokens for row in rows if ledger[row.sample_id].state == "kept")
-    record_property("counts", counts)
