@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from aerie.artefacts.manifest import Manifest
-from aerie.settings.pipeline import DatasetSettings
+from aerie.settings.pipeline import DATASET_KEYS, DatasetSettings
 from aerie.stages import StageRequest
 from aerie.store.connection import Connection
 from aerie.store.queries.ledger import LedgerCounts, count_editions
@@ -79,6 +79,18 @@ def _benchmark(manifests: Manifests) -> dict[str, Any] | None:
         manifests, "benchmark", "acceptance_length", "acceptance_length_untrained", "lossless", "per_dataset",
         "tokens_per_second", "tokens_per_second_without",
     )  # fmt: skip
+
+
+def in_order(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary with its data sets in the pipeline's order, which the store's ``jsonb`` does not keep."""
+    ordered = {**summary, "datasets": _by_key(summary["datasets"])}
+    if benchmark := summary["benchmark"]:
+        ordered["benchmark"] = {**benchmark, "per_dataset": _by_key(benchmark["per_dataset"])}
+    return ordered
+
+
+def _by_key(datasets: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: datasets[key] for key in DATASET_KEYS if key in datasets}
 
 
 def _number(value: Any) -> str:

@@ -18,7 +18,7 @@ from aerie.settings.machine import run_folder
 from aerie.store.connection import connected
 from aerie.store.queries.ledger import LedgerCounts, count_editions
 from aerie.store.queries.runs import read_run
-from aerie.summary import tables
+from aerie.summary import in_order, tables
 
 DAG_ID = "eagle3_pipeline"
 POLL_SECONDS = 3.0
@@ -73,7 +73,7 @@ def _run(configuration: StackConfiguration, report: Report, started: float) -> d
         "state": run["state"],
         "seconds": round(time.monotonic() - started, 1),
         "dag_run_seconds": round(seconds_between(run["start_date"], run["end_date"]), 1),
-        **recorded["summary"],
+        **in_order(recorded["summary"]),
     }
 
 
