@@ -102,6 +102,15 @@ def test_before_anything_has_finished_a_request_counts_with_its_cap():
     assert estimator.distribution([0.0, 0.0]).forecast([0.0, 0.0]) == Forecast(2.0 * CAP, 0.0)
 
 
+def test_a_resume_admits_by_the_lengths_of_earlier_runs_not_by_the_cap():
+    given = {"limits": Limits(20_000), "durable": Counts(), "cap": CAP}
+    fresh, resumed = Admission(**given), Admission(**given, earlier=[100] * 200)
+    for admission in (fresh, resumed):
+        for number in range(3):
+            admission.started(str(number), prompt_tokens=10, max_new_tokens=CAP, at=0.0)
+    assert (fresh.may_start(1.0), resumed.may_start(1.0)) == (False, True)
+
+
 @given(
     finished=st.lists(st.integers(1, CAP), max_size=50),
     ages=st.lists(st.floats(0, CAP - 1), min_size=1, max_size=50),

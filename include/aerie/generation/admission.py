@@ -1,5 +1,6 @@
 """May another request start now? The budget's decision, over what has arrived and what is running."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from aerie.generation.budget import Counts, InFlight, Limits, decide
@@ -18,14 +19,14 @@ class Started:
 class Admission:
     """Keeps track of running requests; times are seconds of any clock that only goes forward.
 
-    ``durable`` are the counts at the start. What has arrived counts at once: the disk decides what is complete, but
-    what may start need not wait for it.
+    ``durable`` are the counts at the start, ``earlier`` the lengths (tokens) of answers of earlier runs. What has
+    arrived counts at once: the disk decides what is complete, but what may start need not wait for it.
     """
 
-    def __init__(self, limits: Limits, durable: Counts, *, cap: int) -> None:
+    def __init__(self, limits: Limits, durable: Counts, *, cap: int, earlier: Iterable[int] = ()) -> None:
         self._limits = limits
         self._arrived = replace(durable)
-        self._lengths = LengthEstimator(cap)
+        self._lengths = LengthEstimator(cap, earlier)
         self._running: dict[str, Started] = {}
 
     def started(self, sample_id: str, *, prompt_tokens: int, max_new_tokens: int, at: float) -> None:

@@ -101,7 +101,8 @@ class Driver:
         self._dirty: dict[str, LedgerRow] = {}
         self._commit: asyncio.Task[None] | None = None
         cap = max((prompt.max_new_tokens for prompt in population.eligible), default=1)
-        self._admission = Admission(population.limits, population.counts, cap=cap)
+        earlier = (row.completion_tokens or 0 for row in population.rows.values() if row.state in JUDGED)
+        self._admission = Admission(population.limits, population.counts, cap=cap, earlier=earlier)
         self._canary = frozenset(prompt.sample_id for prompt in population.canary)
         self._canary_passed = False
         self._stop: Stop | None = None

@@ -7,7 +7,7 @@ residual life at its age. No answer is longer than the cap, so what has never be
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,11 +50,11 @@ class LengthDistribution:
 
 
 class LengthEstimator:
-    """Estimates the lengths of answers, in tokens, none longer than ``cap``."""
+    """Estimates the lengths of answers, in tokens, none longer than ``cap``; ``earlier`` runs give it a start."""
 
-    def __init__(self, cap: int) -> None:
+    def __init__(self, cap: int, earlier: Iterable[int] = ()) -> None:
         self._cap = float(cap)
-        self._finished: deque[float] = deque(maxlen=REMEMBERED_LENGTHS)
+        self._finished: deque[float] = deque(map(float, earlier), maxlen=REMEMBERED_LENGTHS)
         self._seconds = 0.0
         self._tokens = 0.0
 
