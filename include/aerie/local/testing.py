@@ -16,7 +16,7 @@ from aerie.stages import Environment
 
 FOLDERS: Mapping[Environment, tuple[str, ...]] = {
     "airflow": (
-        "artefacts", "settings", "store", "local", "generation", "boundary", "benchmark", "serving", "plugins", "dags",
+        "artefacts", "settings", "store", "stages", "local", "generation", "boundary", "benchmark", "serving", "plugins", "dags",
         "project", "end_to_end",
     ),
     "model": ("demo", "sources", "prompts", "boundary", "artefacts", "corpus", "hidden_states", "training"),

@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aerie.errors import BadInput
+from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.pipeline import DATASET_KEYS, load_settings
+
+DEMO = PROJECT_ROOT / "demo" / "config.yaml"
+
+
+def changed(tmp_path: Path, change) -> Path:
+    document = yaml.safe_load(DEMO.read_text())
+    change(document)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def test_the_demo_has_all_ten_data_sets_and_its_paths_are_relative_to_its_file():
+    settings = load_settings(DEMO)
+    assert tuple(settings.datasets) == DATASET_KEYS
+    assert settings.verifier.path == PROJECT_ROOT / "demo" / "tiny_verifier"
+    assert all(dataset.source.path.is_file() for dataset in settings.datasets.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["verifier"].pop("profile"), "verifier.profile: Field required"),
+        (lambda d: d["serving"].update(mem_fraction=0.5), "serving.mem_fraction: Extra inputs"),
+        (lambda d: d["datasets"].update(B9_other=d["datasets"]["A1"]), "unknown data sets B9_other"),
+        (lambda d: d["datasets"]["A1"]["source"].pop("path"), "datasets.A1.source: .*either 'path' or 'huggingface'"),
+        (lambda d: d["benchmark"].update(minimum_acceptance_length=1.0), "benchmark.minimum_acceptance_length"),
+        (lambda d: d["datasets"]["B1_glaive"].update(budget_tokens=-5), "datasets.B1_glaive.budget_tokens"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_file(tmp_path, change, message):
+    path = changed(tmp_path, change)
+    with pytest.raises(BadInput, match=message) as caught:
+        load_settings(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_hub_source_without_a_pinned_revision_is_refused(tmp_path):
+    def unpinned(document):
+        document["datasets"]["B1_glaive"]["source"].update(path=None, huggingface="glaiveai/glaive-function-calling-v2")
+
+    with pytest.raises(BadInput, match="pinned 'revision'"):
+        load_settings(changed(tmp_path, unpinned))
+
+
+def test_what_is_not_yaml_is_refused_with_its_name(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("a: [1")
+    with pytest.raises(BadInput, match=r"config\.yaml: not YAML"):
+        load_settings(path)
+
+
+def test_a_runs_budget_holds_for_generated_data_sets_only():
+    settings = load_settings(DEMO).with_budget(7)
+    assert settings.dataset("B8_sweagent").budget_tokens == 7
+    assert settings.dataset("A1") == load_settings(DEMO).dataset("A1")
+    assert load_settings(DEMO).with_budget(0).dataset("B1_glaive").cost_ceiling_tokens is None
