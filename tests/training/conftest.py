@@ -121,6 +121,7 @@ class Edition:
                 "train_rows": train_rows,
                 "tokens": sum(map(len, ids)),
                 "response_tokens": int(counts.sum()),
+                "longest_row_tokens": max(map(len, ids)),
                 "corpus_fingerprint": fingerprint_of(ids),
                 "datasets": {"B1_glaive": {"rows": len(ids)}},
             },

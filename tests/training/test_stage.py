@@ -45,6 +45,12 @@ def test_swapped_state_files_are_found_before_a_step_is_made(edition):
     assert not edition.files.training.exists()
 
 
+def test_rows_that_the_trainer_would_cut_are_refused(edition):
+    edition.build()
+    with pytest.raises(BadInput, match=r"training\.sequence_length is 16"):
+        train(edition.request(training={"sequence_length": 16}), edition.events)
+
+
 def test_a_run_without_capture_is_told_which_stage_is_missing(edition):
     edition.build()
     edition.files.manifest("capture").unlink()

@@ -28,7 +28,7 @@ from aerie.artefacts.manifest import (
 )
 from aerie.artefacts.state_index import INDEX_FILE
 from aerie.corpus.stage import read_corpus
-from aerie.errors import Failed, Retryable
+from aerie.errors import BadInput, Failed, Retryable
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.verify import verify
 from aerie.settings.pipeline import PipelineSettings
@@ -124,7 +124,7 @@ def prepare_training(request: StageRequest) -> Prepared:
     """Tie corpus, vocabulary and hidden states together.
 
     Raises:
-        BadInput: one of them is missing.
+        BadInput: one of them is missing, or a row is longer than the trainer's sequences.
         Failed: the vocabulary or the states were made from another corpus, or other layers were captured.
     """
     files, settings = request.files, request.settings
@@ -135,6 +135,7 @@ def prepare_training(request: StageRequest) -> Prepared:
     layers = resolve_layers(settings)
     captured = read_manifest(files.manifest("capture"))
     require_same_capture(captured, corpus_fingerprint=corpus_fingerprint, layers=layers)
+    require_whole_rows(corpus, settings.training.sequence_length)
     lengths = training_lengths(files.corpus / DATASET_FOLDER)
     inputs = [*corpus_files, *(describe_input(path) for path in (d2t, t2d, files.hidden_states / INDEX_FILE))]
     folder = files.training.resolve()
@@ -183,6 +184,20 @@ def require_same_capture(captured: Manifest, *, corpus_fingerprint: str, layers:
         raise Failed(
             f"hidden states were captured at layers {counts['layers']}, but the configuration asks for "
             f"{list(layers.auxiliary)}; run capture again, or set hidden_states.layers"
+        )
+
+
+def require_whole_rows(corpus: Manifest, sequence_length: int) -> None:
+    """Refuse sequences that would cut rows: speculators drops what exceeds them, with a warning.
+
+    Raises:
+        BadInput: naming both lengths.
+    """
+    longest = corpus.counts["longest_row_tokens"]
+    if longest > sequence_length:
+        raise BadInput(
+            f"the longest corpus row has {longest} tokens, but training.sequence_length is {sequence_length} and the "
+            "trainer would cut its end off: raise it, or lower corpus.maximum_length and merge again"
         )
 
 
