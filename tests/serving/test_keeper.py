@@ -269,6 +269,33 @@ def test_malformed_request_is_answered_and_harmless(ensure: Ensure, fake_plan: M
     assert ensure(fake_plan()).reused
 
 
+def test_stop_and_start_in_a_row(ensure: Ensure, fake_plan: Make, folder: Path) -> None:
+    tokens = set()
+    for _ in range(3):
+        tokens.add(ensure(fake_plan()).launch_token)
+        assert client.stop(folder)
+    assert len(tokens) == 3
+
+
+def test_keeper_that_is_ending_is_followed_by_another(ensure: Ensure, fake_plan: Make, folder: Path) -> None:
+    ensure(fake_plan("ignores SIGTERM"))
+    stopping = threading.Thread(target=client.stop, args=(folder,))
+    stopping.start()
+    time.sleep(0.5)  # the keeper waits for the old server's grace period
+    assert not ensure(fake_plan()).reused
+    stopping.join()
+
+
+def test_the_longest_holder_decides_how_long_a_shared_server_lives(
+    ensure: Ensure, fake_plan: Make, processes_of: Processes
+) -> None:
+    ensure(fake_plan(), lease_seconds=30.0)
+    assert ensure(fake_plan(), lease_seconds=1.0).reused
+    time.sleep(4)
+    assert all(map(runs, processes_of()))
+    assert len(processes_of()) == 2
+
+
 def test_lease_of_another_host_is_left_alone_until_it_expires(ensure: Ensure, fake_plan: Make, folder: Path) -> None:
     handle = ensure(fake_plan())
     lease = read_lease(folder)

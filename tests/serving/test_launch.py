@@ -166,6 +166,14 @@ def test_known_last_words_come_with_advice(tmp_path: Path, line: str, advice: st
     assert str(path) in log.cause()
 
 
+def test_a_warning_from_the_time_of_loading_is_not_the_cause(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("ImportError: no fast kernel, going on without\n" + "loading\n" * 300 + "the last thing it said\n")
+    log = ServerLog(path)
+    log.read()
+    assert log.cause().startswith("the last thing it said")
+
+
 def test_half_written_lines_wait_for_their_rest(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text("Received sigquit from a chi")

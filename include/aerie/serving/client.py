@@ -18,14 +18,16 @@ import requests
 import tenacity
 
 from aerie.errors import AerieError, BadInput
+from aerie.local.processes import wait_until_gone
 from aerie.serving import errors
-from aerie.serving.errors import KeeperUnreachable, LeaseLost, NotReady, ServerDied
+from aerie.serving.errors import KeeperEnding, KeeperUnreachable, LeaseLost, NotReady, ServerDied
 from aerie.serving.launch import stop_server
 from aerie.serving.lease import LOCKED_EXIT_CODE, Lease, address_path, lease_path, read_address, read_lease, token_path
 from aerie.serving.plan import INCLUDE, ServerPlan
 
 KEEPER_START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 120.0  # /ensure and /stop end a server first: up to 30 s of grace, 10 s of killing
+KEEPER_END_SECONDS = 30.0
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 30.0
 
@@ -141,16 +143,23 @@ def ensure_server(
         LeaseElsewhere: another host holds the folder's lease.
         LeaseLost: somebody else replaced or stopped the server meanwhile.
     """
-    keeper = _find_or_start_keeper(folder, python, plan.host)
-    before = keeper.status()
-    lease = keeper.ensure(
-        {
-            "plan": plan.model_dump(mode="json"),
-            "owner": owner,
-            "lease_seconds": lease_seconds,
-            "start_timeout_seconds": start_timeout_seconds,
-        }
-    )
+    body = {
+        "plan": plan.model_dump(mode="json"),
+        "owner": owner,
+        "lease_seconds": lease_seconds,
+        "start_timeout_seconds": start_timeout_seconds,
+    }
+
+    def ask() -> tuple[Keeper, Lease | None, Lease]:
+        keeper = _find_or_start_keeper(folder, python, plan.host)
+        return keeper, keeper.status(), keeper.ensure(body)
+
+    keeper, before, lease = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(KeeperEnding),
+        stop=tenacity.stop_after_delay(KEEPER_END_SECONDS),
+        wait=tenacity.wait_fixed(POLL_SECONDS),
+        reraise=True,
+    )(ask)
     reused = before is not None and before.launch_token == lease.launch_token
     if not reused:
         report(f"starting {plan.phase} server {lease.url} (log: {lease.log_path})")
@@ -196,25 +205,20 @@ def _find_or_start_keeper(folder: Path, python: Path, host: str) -> Keeper:
         return keeper
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "keeper.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [str(python), "-m", "aerie.serving.keeper", "--root", str(folder), "--host", host],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": str(INCLUDE)},
-            start_new_session=True,
-        )
+    process = _start_keeper(folder, python, host, log)
 
     def attempt() -> Keeper:
+        nonlocal process
         found = find_keeper(folder)
         if found is None:
-            raise KeeperUnreachable(f"{folder}: no keeper yet, its process {_fate(process)}: {_last_line(log)}")
+            fate = _fate(process)
+            if process.poll() == LOCKED_EXIT_CODE:  # another one was there, and may have been ending
+                process = _start_keeper(folder, python, host, log)
+            raise KeeperUnreachable(f"{folder}: no keeper yet, its process {fate}: {_last_line(log)}")
         return found
 
     def undecided(error: BaseException) -> bool:
-        # Another process may have started a keeper at the same moment: then ours ends at once, and theirs appears.
-        return isinstance(error, KeeperUnreachable) and process.poll() in (None, 0, LOCKED_EXIT_CODE)
+        return isinstance(error, KeeperUnreachable) and process.poll() in (None, LOCKED_EXIT_CODE)
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(undecided),
@@ -222,6 +226,18 @@ def _find_or_start_keeper(folder: Path, python: Path, host: str) -> Keeper:
         wait=tenacity.wait_fixed(0.2),
         reraise=True,
     )(attempt)
+
+
+def _start_keeper(folder: Path, python: Path, host: str, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [str(python), "-m", "aerie.serving.keeper", "--root", str(folder), "--host", host],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(INCLUDE)},
+            start_new_session=True,
+        )
 
 
 def _fate(process: subprocess.Popen[bytes]) -> str:
@@ -293,9 +309,11 @@ def stop(folder: Path, *, launch_token: str | None = None) -> bool:
         ProcessesLeft: its processes survive.
         KeeperUnreachable: the keeper does not answer.
     """
-    keeper = find_keeper(folder)
+    keeper, address = find_keeper(folder), read_address(folder)
     if keeper is not None:
         keeper.stop(launch_token)
+        if address is not None and address.is_of_this_host:
+            wait_until_gone(address.keeper, KEEPER_END_SECONDS)
         return True
     lease = read_lease(folder)
     if lease is None:

@@ -27,6 +27,10 @@ class KeeperUnreachable(Retryable):
     """No keeper answers where one is expected."""
 
 
+class KeeperEnding(Retryable):
+    """The keeper has ended its server and is ending itself; the next one can be started in a moment."""
+
+
 class LeaseLost(Retryable):
     """The lease is over, or belongs to another launch."""
 

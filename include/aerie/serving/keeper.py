@@ -32,7 +32,7 @@ from pydantic import ValidationError
 
 from aerie.errors import AerieError, BadInput
 from aerie.local.processes import ProcessIdentity
-from aerie.serving.errors import LeaseElsewhere, LeaseLost
+from aerie.serving.errors import KeeperEnding, LeaseElsewhere, LeaseLost
 from aerie.serving.launch import Launched, advertised, start_server, stop_server, wait_until_ready
 from aerie.serving.lease import (
     LOCKED_EXIT_CODE,
@@ -121,8 +121,16 @@ class Keeper:
         lease_path(self._root).unlink()
 
     async def ensure(self, request: EnsureRequest) -> Lease:
-        """Have a server of the plan: the one that is there, or a new one in its place."""
+        """Have a server of the plan: the one that is there, or a new one in its place.
+
+        Raises:
+            KeeperEnding: this keeper takes no more servers.
+            LaunchFailed: the plan's port is taken.
+            ProcessesLeft: the server that is to be replaced survives.
+        """
         async with self._changing:
+            if self.over.is_set():
+                raise KeeperEnding(f"keeper {self._identity.pid} of {self._root} is ending: ask again in a moment")
             if self._lease is not None and self._serves(self._lease, request.plan):
                 return self._hold(self._lease.model_copy(update={"owner": request.owner}), request.lease_seconds)
             await self._end_server()
@@ -152,7 +160,7 @@ class Keeper:
             renewed_at=now,
             expires_at=now,
         )
-        self._launched, self._wanted = launched, launched.token
+        self._launched, self._wanted, self._deadline = launched, launched.token, 0.0
         self._watch = asyncio.create_task(self._watch_over(launched, request))
         self._watch.add_done_callback(self._note_crash)
         return self._hold(lease, request.lease_seconds)
@@ -176,7 +184,7 @@ class Keeper:
             if request.launch_token is not None:
                 self._lease_of(request.launch_token)
             await self._end_server()
-        self.over.set()
+            self.over.set()
 
     def expire_now(self) -> None:
         """Let the lease be over."""
@@ -202,9 +210,11 @@ class Keeper:
         return self._lease
 
     def _hold(self, lease: Lease, seconds: float) -> Lease:
-        self._deadline = time.monotonic() + seconds
+        # Whoever holds it for longest decides: two data sets may share the server.
+        self._deadline = max(self._deadline, time.monotonic() + seconds)
         now = time.time()
-        self._lease = lease.model_copy(update={"renewed_at": now, "expires_at": now + seconds})
+        expires_at = now + self._deadline - time.monotonic()
+        self._lease = lease.model_copy(update={"renewed_at": now, "expires_at": expires_at})
         write(self._lease, lease_path(self._root))
         return self._lease
 

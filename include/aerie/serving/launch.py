@@ -27,7 +27,8 @@ from aerie.serving.plan import ServerPlan
 
 POLL_SECONDS = 0.5
 KILL_SECONDS = 10.0
-LAST_WORDS_LINES = 30
+LAST_WORDS_LINES = 200
+"""How far back the cause of an end is looked for: two tracebacks, and no warning from the time of loading."""
 
 OVER = re.compile(r"Received sigquit from a child process|Scheduler hit an exception|TpModelWorker hit an exception")
 """What SGLang logs when a worker has failed and the server will not recover."""
@@ -61,8 +62,6 @@ class ServerLog:
         self.path = path
         self._offset = 0
         self._last_lines: deque[str] = deque(maxlen=LAST_WORDS_LINES)
-        self._explanation: str | None = None
-        self._exception: str | None = None
         self.over = False
         """Whether the server has said that it will not recover."""
 
@@ -74,22 +73,17 @@ class ServerLog:
         complete = written[: written.rfind(b"\n") + 1]
         self._offset += len(complete)
         for line in complete.decode("utf-8", errors="replace").splitlines():
-            self._take(line)
-
-    def _take(self, line: str) -> None:
-        if line.strip():
-            self._last_lines.append(line.strip())
-        if EXCEPTION.match(line):
-            self._exception = line.strip()
-        for pattern, explanation in EXPLANATIONS:
-            if pattern.search(line) and self._explanation is None:
-                self._explanation = explanation
-        self.over = self.over or OVER.search(line) is not None
+            if line.strip():
+                self._last_lines.append(line.strip())
+            self.over = self.over or OVER.search(line) is not None
 
     def cause(self) -> str:
         """One line: what the log says went wrong, what to do if that is known, and where to read on."""
-        said = self._exception or (self._last_lines[-1] if self._last_lines else "it logged nothing")
-        advice = f"; {self._explanation}" if self._explanation else ""
+        lines = self._last_lines
+        last = lines[-1] if lines else "it logged nothing"
+        said = next((line for line in reversed(lines) if EXCEPTION.match(line)), last)
+        known = (advice for line in lines for pattern, advice in EXPLANATIONS if pattern.search(line))
+        advice = next((f"; {advice}" for advice in known), "")
         return f"{said}{advice} (log: {self.path})"
 
 
@@ -109,7 +103,8 @@ class Launched:
         status = self.process.poll()
         self.log.read()
         if status is not None:
-            raise ServerDied(f"server {self.url} ended with status {status}: {self.log.cause()}")
+            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            raise ServerDied(f"server {self.url} {how}: {self.log.cause()}")
         if self.log.over:
             raise ServerDied(f"server {self.url} lost a worker process: {self.log.cause()}")
 
