@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.prompts import Prompt, iterate_prompts
@@ -15,6 +15,8 @@ from aerie.generation.client import GenerateClient, GenerateRequest, RequestFail
 from aerie.settings.pipeline import PipelineSettings
 from aerie.settings.profile import Sampling
 from aerie.stages import Events
+
+Result = TypeVar("Result")
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0)
 WARM_UP_TOKENS = 8
@@ -36,7 +38,7 @@ def held_out_prompts(settings: PipelineSettings, files: EditionFiles) -> list[He
     Prompts that would not fit the server's context with their answer are left out.
 
     Raises:
-        BadInput: there is none at all.
+        BadInput: there is none at all, or data sets were prepared with different verifiers.
     """
     asked = settings.benchmark
     longest = settings.serving.context_length - asked.max_new_tokens
@@ -59,12 +61,14 @@ def held_out_prompts(settings: PipelineSettings, files: EditionFiles) -> list[He
             f"edition {files.edition}: no held-out prompt shorter than {longest} tokens; raise splits.benchmark and "
             "run prepare again"
         )
+    if len({tuple(one.stop_token_ids) for one in held}) > 1:
+        raise BadInput(f"edition {files.edition}: data sets were prepared with different verifiers; prepare them again")
     return held
 
 
 @dataclass(frozen=True)
 class Load:
-    """How requests are sent."""
+    """How requests are sent; data sets ``apart``, one after the other, have each their own tokens/s."""
 
     url: str
     concurrency: int
@@ -72,12 +76,13 @@ class Load:
     request_timeout_seconds: float
     maximum_attempts: int
     with_drafter: bool
+    apart: bool
 
 
 def measure(held: Sequence[Held], load: Load, events: Events, *, label: str) -> dict[str, DatasetRun]:
     """Send every prompt and return the runs by data set.
 
-    Data sets go one after the other, so that each has its own tokens/s. One short request goes before them, unmeasured.
+    One short request goes before them, unmeasured.
 
     Raises:
         Failed: a request failed for good, or a reply lacks what is measured.
@@ -87,43 +92,52 @@ def measure(held: Sequence[Held], load: Load, events: Events, *, label: str) -> 
 
 
 async def _measure(held: Sequence[Held], load: Load, events: Events, *, label: str) -> dict[str, DatasetRun]:
-    runs: dict[str, DatasetRun] = {}
-    for one in held:
-        async with GenerateClient.open(
-            load.url,
-            concurrency=load.concurrency,
-            sampling=sampling_parameters(GREEDY, stop_token_ids=one.stop_token_ids),
-            request_timeout_seconds=load.request_timeout_seconds,
-            maximum_attempts=load.maximum_attempts,
-            first_backoff_seconds=FIRST_BACKOFF_SECONDS,
-        ) as client:
-            if not runs:
-                await _send(client, one.dataset, one.prompts[0], load, max_new_tokens=WARM_UP_TOKENS)
-            runs[one.dataset] = await _run(client, one, load)
-        run = runs[one.dataset]
-        events.progress(
-            f"{label}: {one.dataset}: {len(run.requests)} prompts, {run.tokens} tokens, "
-            f"{run.tokens / run.seconds:.0f} tokens/s",
-            datasets=len(runs),
-            of_datasets=len(held),
-        )
-    return runs
+    async with GenerateClient.open(
+        load.url,
+        concurrency=load.concurrency,
+        sampling=sampling_parameters(GREEDY, stop_token_ids=held[0].stop_token_ids),
+        request_timeout_seconds=load.request_timeout_seconds,
+        maximum_attempts=load.maximum_attempts,
+        first_backoff_seconds=FIRST_BACKOFF_SECONDS,
+    ) as client:
+        await _send(client, held[0].dataset, held[0].prompts[0], load, max_new_tokens=WARM_UP_TOKENS)
+        slots = asyncio.Semaphore(load.concurrency)
+        runs: dict[str, DatasetRun] = {}
+
+        async def run(one: Held) -> None:
+            runs[one.dataset] = await _run(client, one, load, slots)
+            events.progress(
+                f"{label}: {one.dataset}: {len(one.prompts)} prompts, {runs[one.dataset].tokens} tokens",
+                datasets=len(runs),
+                of_datasets=len(held),
+            )
+
+        if load.apart:
+            for one in held:
+                await run(one)
+        else:
+            await _all(run(one) for one in held)
+    return {one.dataset: runs[one.dataset] for one in held}
 
 
-async def _run(client: GenerateClient, held: Held, load: Load) -> DatasetRun:
-    slots = asyncio.Semaphore(load.concurrency)
-
+async def _run(client: GenerateClient, held: Held, load: Load, slots: asyncio.Semaphore) -> DatasetRun:
     async def one(prompt: Prompt) -> Measured:
         async with slots:
             return await _send(client, held.dataset, prompt, load, max_new_tokens=load.max_new_tokens)
 
     started = time.monotonic()
+    requests = await _all(one(prompt) for prompt in held.prompts)
+    return DatasetRun(seconds=time.monotonic() - started, requests=tuple(requests))
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Results of work done at once; the first error ends the rest."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(prompt)) for prompt in held.prompts]
+            tasks = [group.create_task(one) for one in work]
     except* AerieError as failures:
         raise _first(failures) from None
-    return DatasetRun(seconds=time.monotonic() - started, requests=tuple(task.result() for task in tasks))
+    return [task.result() for task in tasks]
 
 
 def _first(failures: "ExceptionGroup[Exception]") -> Exception:

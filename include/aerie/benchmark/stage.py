@@ -33,7 +33,8 @@ BENCHMARK_VERSION = 1
 """Raised when the same server and prompts would be measured otherwise."""
 
 UNTRAINED_SHARE = 4
-"""The untrained drafter, which makes every token slower and proves one number, gets one prompt in so many."""
+UNTRAINED_NEW_TOKENS = 64
+"""The untrained drafter makes every token slower and proves one number: it gets one prompt in four, cut short."""
 
 RESULTS_FILE = "results.json"
 DEFINITION = (
@@ -133,7 +134,8 @@ def measure_variant(
         Failed, Retryable: as ``benchmark``.
     """
     asked, generation = request.settings.benchmark, request.settings.generation
-    if variant == "untrained":
+    untrained = variant == "untrained"
+    if untrained:
         held = [replace(one, prompts=one.prompts[: max(1, len(one.prompts) // UNTRAINED_SHARE)]) for one in held]
     path = request.files.benchmark / f"{variant}.json"
     key = measurement_key(request, exported, variant, held)
@@ -148,10 +150,11 @@ def measure_variant(
         load = Load(
             url=url,
             concurrency=asked.concurrency,
-            max_new_tokens=asked.max_new_tokens,
+            max_new_tokens=min(asked.max_new_tokens, UNTRAINED_NEW_TOKENS if untrained else asked.max_new_tokens),
             request_timeout_seconds=generation.request_timeout_seconds,
             maximum_attempts=generation.maximum_attempts,
             with_drafter=drafter is not None,
+            apart=not untrained,
         )
         runs = measure(held, load, events, label=variant)
     measurement = Measurement(key=key, runs=runs, server=facts)
