@@ -5,7 +5,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param, TaskGroup
 from airflow.task.trigger_rule import TriggerRule
 
-from aerie.pipeline import EDITION_PATTERN, STEPS
+from aerie.pipeline import DEFAULT_EDITION, EDITION_PATTERN, STEPS
 from aerie.settings.pipeline import DATASET_KEYS, GENERATED_KEYS, TOKENISED_KEYS
 from aerie_airflow.operators import FAIL_FOR_GOOD, CloseRunOperator, OpenRunOperator, StageOperator
 
@@ -29,7 +29,7 @@ params = {
         description="Kept response tokens per generated data set; empty: as configured, 0: all prompts.",
     ),
     "edition": Param(
-        "main",
+        DEFAULT_EDITION,
         type="string",
         pattern=EDITION_PATTERN,
         title="Edition",

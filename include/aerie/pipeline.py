@@ -19,6 +19,7 @@ STEPS: tuple[str, ...] = get_args(Step)
 
 Place = Literal["before", "inside", "outside"]
 
+DEFAULT_EDITION = "main"
 EDITION_PATTERN = r"^[a-z0-9_-]+$"
 
 
@@ -27,7 +28,7 @@ class RunParameters(Frozen):
 
     datasets: tuple[str, ...] = DATASET_KEYS
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
-    edition: str = "main"
+    edition: str = DEFAULT_EDITION
     first: Step = Field(default="prepare", alias="from")
     last: Step = Field(default="publish", alias="to")
     force: bool = False

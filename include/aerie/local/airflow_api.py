@@ -83,6 +83,10 @@ class AirflowApi:
         created: str = self.call("POST", f"/dags/{dag_id}/dagRuns", body=body)["dag_run_id"]
         return created
 
+    def run_url(self, dag_id: str, run_id: str) -> str:
+        """Where a person sees the run."""
+        return f"{self._url}/dags/{dag_id}/runs/{run_id}"
+
     def run(self, dag_id: str, run_id: str) -> Any:
         """One run."""
         return self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")

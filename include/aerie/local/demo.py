@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from aerie.artefacts.files import write_text
 from aerie.errors import BadInput, Failed, Retryable
 from aerie.local import stack
 from aerie.local.airflow_api import TERMINAL_RUN_STATES, AirflowApi, seconds_between
 from aerie.local.configuration import StackConfiguration
+from aerie.pipeline import DEFAULT_EDITION
 from aerie.settings.machine import run_folder
 from aerie.store.connection import connected
 from aerie.store.queries.ledger import LedgerCounts, count_editions
@@ -23,6 +25,7 @@ from aerie.summary import in_order, tables
 DAG_ID = "eagle3_pipeline"
 POLL_SECONDS = 3.0
 DAG_SECONDS = 120
+EditionCounts = Mapping[tuple[str, str], LedgerCounts]
 Report = Callable[[str], None]
 
 
@@ -55,15 +58,13 @@ def run_demo(report: Report, *, once: bool, summary_path: Path | None) -> bool:
 def _run(configuration: StackConfiguration, report: Report, started: float) -> dict[str, Any]:
     api = AirflowApi(configuration.airflow_url, configuration.airflow_password)
     wait_for_dag(api, DAG_ID)
-    active = api.active_runs(DAG_ID)
-    if active:
-        run_id = active[0]["dag_run_id"]
-        report(f"watching run {run_id}, which was started before")
-    else:
-        run_id = api.trigger(DAG_ID, {})
-        report(f"triggered {DAG_ID}: {run_id}")
-    report(f"Airflow's view of it: {configuration.airflow_url}/dags/{DAG_ID}/runs/{run_id}")
-    run = watch(api, configuration.database_url, run_id, report)
+    run = None
+    for active in api.active_runs(DAG_ID):
+        report(f"watching run {active['dag_run_id']}, which an earlier command started")
+        run = watch(api, configuration.database_url, active["dag_run_id"], report)
+    if run is None or run["state"] != "success":
+        run = watch(api, configuration.database_url, api.trigger(DAG_ID, {}), report)
+    run_id = run["dag_run_id"]
     with connected(configuration.database_url, application="aerie demo") as connection:
         recorded = read_run(connection, run_id=run_id)
     if recorded is None or not recorded["summary"]:
@@ -95,26 +96,27 @@ def wait_for_dag(api: AirflowApi, dag_id: str) -> None:
 
 def watch(api: AirflowApi, database_url: str, run_id: str, report: Report) -> Any:
     """Report what changes in a run until it ends; return the run."""
+    report(f"run {run_id}: {api.run_url(DAG_ID, run_id)}")
     seen: dict[str, str] = {}
-    unanswered = 0
     while True:
-        try:
-            run, tasks = api.run(DAG_ID, run_id), api.tasks(DAG_ID, run_id)
-            unanswered = 0
-        except Retryable:
-            unanswered += 1
-            if unanswered > 20:
-                raise
-            time.sleep(POLL_SECONDS)
-            continue
+        run, tasks, counts = _look(api, database_url, run_id)
         _report_changes(tasks, seen, report)
-        with connected(database_url, application="aerie demo") as connection:
-            counts = count_editions(connection, edition=run["conf"].get("edition", "main"))
         _report_generation(counts, tasks, report, seen)
         if run["state"] in TERMINAL_RUN_STATES:
             _report_failures(api, run_id, tasks, report)
             return run
         time.sleep(POLL_SECONDS)
+
+
+@retry(
+    retry=retry_if_exception_type(Retryable), stop=stop_after_attempt(20), wait=wait_fixed(POLL_SECONDS), reraise=True
+)
+def _look(api: AirflowApi, database_url: str, run_id: str) -> tuple[Any, list[Any], EditionCounts]:
+    """The run, its tasks and the ledger of its edition; a component that restarts meanwhile is waited for."""
+    run = api.run(DAG_ID, run_id)
+    with connected(database_url, application="aerie demo") as connection:
+        counts = count_editions(connection, edition=run["conf"].get("edition", DEFAULT_EDITION))
+    return run, api.tasks(DAG_ID, run_id), counts
 
 
 def _report_changes(tasks: list[Any], seen: dict[str, str], report: Report) -> None:
@@ -127,9 +129,7 @@ def _report_changes(tasks: list[Any], seen: dict[str, str], report: Report) -> N
             report(f"[{done['success']:2}/{len(tasks)}] {task['task_id']}: {state}{duration}")
 
 
-def _report_generation(
-    counts: Mapping[tuple[str, str], LedgerCounts], tasks: list[Any], report: Report, seen: dict[str, str]
-) -> None:
+def _report_generation(counts: EditionCounts, tasks: list[Any], report: Report, seen: dict[str, str]) -> None:
     running = {task["task_id"].partition(".")[0] for task in tasks if task["state"] == "running"}
     for (_, dataset), row in counts.items():
         line = f"{row.kept:,} kept, {row.quarantined:,} quarantined, {row.kept_response_tokens:,} response tokens"

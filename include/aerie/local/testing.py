@@ -16,8 +16,8 @@ from aerie.stages import Environment
 
 FOLDERS: Mapping[Environment, tuple[str, ...]] = {
     "airflow": (
-        "artefacts", "settings", "store", "stages", "local", "generation", "boundary", "benchmark", "serving", "plugins", "dags",
-        "project", "end_to_end",
+        "artefacts", "settings", "store", "stages", "local", "generation", "boundary", "benchmark", "serving",
+        "plugins", "dags", "project", "end_to_end",
     ),
     "model": ("demo", "sources", "prompts", "boundary", "artefacts", "corpus", "hidden_states", "training"),
     "serve": ("sgl_kernel_cpu", "serving"),
