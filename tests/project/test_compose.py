@@ -127,12 +127,7 @@ def test_airflow_reads_its_secrets_from_their_files(services: dict[str, Any], se
         for name, value in services["scheduler"]["environment"].items()
         if name.endswith("_CMD")
     }
-    asked = [
-        ("core", "fernet_key"),
-        ("database", "sql_alchemy_conn"),
-        ("api", "secret_key"),
-        ("api_auth", "jwt_secret"),
-    ]
+    asked = ["core.fernet_key", "database.sql_alchemy_conn", "api.secret_key", "api_auth.jwt_secret"]
     program = f"from airflow.configuration import conf\nfor option in {asked}: print(conf.get(*option.split('.')))"
     done = subprocess.run(
         [sys.executable, "-c", program],
