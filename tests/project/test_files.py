@@ -11,7 +11,7 @@ from .conftest import tracked_files
 EXPECTED = (
     "aerie", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml", "docker-compose.yaml",
     "dags/eagle3_pipeline.py", "plugins/aerie_plugin.py", "plugins/.airflowignore", "plugins/aerie_airflow",
-    "plugins/aerie_dashboard", "include/aerie/cli.py", "include/aerie/stages.py", "include/sgl_kernel_cpu",
+    "include/aerie/cli.py", "include/aerie/stages.py", "include/sgl_kernel_cpu",
     "demo/config.yaml", "docker/Dockerfile", "docker/sglang.Dockerfile", "docs/architecture.md",
     "docs/gpu-checklist.md", "benchmarks", "requirements/lock",
     *(f"include/aerie/{room}" for room in (

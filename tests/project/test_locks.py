@@ -54,7 +54,9 @@ def test_what_a_lock_installs_is_one_version_known_by_its_hash(lock: Path) -> No
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
 def test_no_lock_forces_a_cuda_build_on_a_machine_without_a_gpu(lock: Path) -> None:
-    assert [name for name in entries_of(lock) if OF_TORCH.fullmatch(name)] == []
+    # SGLang imports triton on a CPU too; it is a compiler, not a CUDA library.
+    allowed = {"triton"} if lock.name == "serve.txt" else set()
+    assert {name for name in entries_of(lock) if OF_TORCH.fullmatch(name)} == allowed
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
