@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 
@@ -73,6 +74,7 @@ def test_server_lives_and_ends_with_its_keeper(folder: Path) -> None:
     assert lease is not None
     family = family_of(lease.server)
     assert client.stop(folder)
-    assert not any(process.is_running() for process in family)
+    assert family_of(lease.server) == []
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
     assert port_is_free("127.0.0.1", lease.port)
     assert not lease_path(folder).exists()
