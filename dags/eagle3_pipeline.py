@@ -93,8 +93,8 @@ with DAG(
         plan >> tokenised >> validate >> merge
 
     open_run >> plan >> start_generate
-    merge >> vocabulary >> forecast >> start_capture >> capture >> train >> export
-    export >> start_benchmark >> benchmark >> publish >> close_run
+    merge >> vocabulary >> forecast >> start_capture >> capture >> train >> export >> benchmark >> publish >> close_run
+    train >> start_benchmark >> benchmark
     stop_generate >> start_capture
     capture >> stop_capture >> start_benchmark
     benchmark >> stop_benchmark >> close_run

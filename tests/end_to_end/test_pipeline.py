@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import psycopg2
 import pytest
 
 from aerie.local.airflow_api import AirflowApi
-from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.machine import PROJECT_ROOT, aerie_home
 
-HOME = PROJECT_ROOT / ".aerie" / "test-stack"
+HOME = aerie_home() / "test-stack"
 DAG_ID = "eagle3_pipeline"
 KEYS = ["B1_glaive", "A1"]
 EDITION = "end_to_end"
@@ -32,16 +31,16 @@ def aerie(*arguments: str) -> subprocess.CompletedProcess[str]:
 def stack():
     """A stack of its own beside the one that a person may have running."""
     if HOME.exists():
-        aerie("down")
-        shutil.rmtree(HOME)
-    HOME.mkdir(parents=True)
-    (HOME / "envs").symlink_to("../envs")
+        aerie("down", "--purge")
+    HOME.mkdir(parents=True, exist_ok=True)
+    if not (HOME / "envs").exists():
+        (HOME / "envs").symlink_to(aerie_home() / "envs")
     try:
         started = aerie("up")
         assert started.returncode == 0, started.stderr
         yield json.loads((HOME / "stack.json").read_text())
     finally:
-        stopped = aerie("down")
+        stopped = aerie("down", "--purge")
     assert stopped.returncode == 0, stopped.stderr
 
 
@@ -102,7 +101,9 @@ def test_prompts_become_a_measured_drafter(stack, first_run):
 
 def test_every_prompt_is_in_exactly_one_state_and_the_log_agrees_with_the_ledger(stack, first_run):
     rows = query(
-        stack, "SELECT sample_id, state, completion_tokens FROM samples WHERE edition = %s AND dataset = 'B1_glaive'", EDITION
+        stack,
+        "SELECT sample_id, state, completion_tokens FROM samples WHERE edition = %s AND dataset = 'B1_glaive'",
+        EDITION,
     )
     states = {sample_id: state for sample_id, state, _ in rows}
     assert len(states) == len(rows)

@@ -25,7 +25,6 @@ from aerie.boundary.rows import GeneratedRows, JudgedRow, TokenisedRows, decoder
 from aerie.boundary.rules import RULES_VERSION, check_drop_flags
 from aerie.boundary.text_rules import Decode
 from aerie.errors import BadInput, Failed
-from aerie.prompts.checkpoint import load_verifier
 from aerie.settings.pipeline import VerifierSettings
 from aerie.stages import Events, StageRequest, StageResult
 
@@ -186,6 +185,9 @@ def load_decoder(settings: VerifierSettings, expected: VerifierTokens, path: Pat
         BadInput: the checkpoint's tokenizer cannot be loaded, or it is not the one that ``expected``, read from
             ``path``, describes.
     """
+    # Costs seconds, and a stage that has nothing to do does not need it.
+    from aerie.prompts.checkpoint import load_verifier
+
     verifier = load_verifier(settings)
     if verifier.tokens != expected:
         raise BadInput(

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
 
 from aerie.artefacts.draft_vocabulary import DraftVocabulary
 from aerie.artefacts.verifier_tokens import VerifierTokens
@@ -63,6 +62,9 @@ def choose(
     Raises:
         BadInput: ``size`` is more than the verifier has, or less than the forced tokens need.
     """
+    # Costs seconds, and merge does not need it.
+    from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
+
     if size > vocabulary_size:
         raise BadInput(f"vocabulary.size is {size}, but the verifier has {vocabulary_size} tokens; ask for no more")
     if size < len(set(forced)):

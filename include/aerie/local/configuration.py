@@ -123,7 +123,8 @@ class StackConfiguration(BaseModel):
         settings: Mapping[str, Mapping[str, object]] = {
             "core": {
                 "executor": "LocalExecutor",
-                "parallelism": max(2, os.cpu_count() or 2),
+                # Tasks wait for servers and start-ups half of their time.
+                "parallelism": (os.cpu_count() or 2) + 2,
                 "dags_folder": PROJECT_ROOT / "dags",
                 "plugins_folder": PROJECT_ROOT / "plugins",
                 "load_examples": False,

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from psycopg2 import sql
 
 from aerie.errors import BadInput, Failed
-from aerie.local.processes import ProcessIdentity, wait_until_gone
+from aerie.local.processes import ProcessIdentity, die_with_parent, wait_until_gone
 from aerie.store.connection import connected
 
 SYSTEM_USERS = ("postgres", "nobody")
@@ -142,6 +142,8 @@ class Cluster:
             text=True,
             check=False,
             start_new_session=True,
+            # An initdb that outlived a killed caller would fight with the next one over its folder.
+            preexec_fn=die_with_parent,
             env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "TZ": "UTC"},
             user=user.pw_uid if user else None,
             group=user.pw_gid if user else None,
