@@ -94,6 +94,7 @@ def test_cpu_starts_the_stand_ins_launcher(make_plan: Make) -> None:
     assert plan.environment() == {
         "PYTHONPATH": f"{CPU_STAND_IN}{os.pathsep}{INCLUDE}",
         "SGLANG_USE_CPU_ENGINE": "1",
+        "TORCH_COMPILE_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

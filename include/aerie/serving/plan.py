@@ -269,6 +269,8 @@ class ServerPlan(Frozen):
         return {
             "PYTHONPATH": os.pathsep.join((str(CPU_STAND_IN), str(INCLUDE))),
             "SGLANG_USE_CPU_ENGINE": "1",
+            # Compiling a few small functions wants a C++ compiler, writes outside the clone and takes half a minute.
+            "TORCH_COMPILE_DISABLE": "1",
             "OMP_NUM_THREADS": "1",  # one team of threads per process on two cores is fifteen times slower
             **offline,
         }
