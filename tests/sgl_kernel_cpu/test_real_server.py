@@ -74,9 +74,12 @@ def answers_of_transformers(verifier: Path, prompts: list[list[int]]) -> list[li
     return [output[0, len(prompt) :].tolist() for output, prompt in zip(outputs, prompts, strict=True)]
 
 
-def check(verifier: Path, tmp_path: Path, drafter: Path | None = None) -> list[dict[str, Any]]:
+def drafter_plan(folder: Path, **shape: int) -> DrafterPlan:
+    return DrafterPlan(path=folder, identity=checkpoint_identity(folder), **shape)
+
+
+def check(verifier: Path, tmp_path: Path, plan: DrafterPlan | None = None) -> list[dict[str, Any]]:
     """Serve, ask everything at once, compare with transformers; returns each answer's ``meta_info``."""
-    plan = DrafterPlan(path=drafter, identity=checkpoint_identity(drafter)) if drafter else None
     prompts = some_prompts()
     with served(verifier, tmp_path / "logs", plan) as url, ThreadPoolExecutor(len(prompts)) as pool:
         replies = list(pool.map(lambda prompt: generate(url, prompt), prompts))
@@ -98,12 +101,17 @@ def test_llama_generates_what_transformers_does(tmp_path: Path) -> None:
     check(tmp_path / "llama", tmp_path)
 
 
+CHAIN = {"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}
+TREE = {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_llama_with_a_drafter_generates_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_llama_with_a_drafter_generates_the_same(tmp_path: Path, shape: dict[str, int]) -> None:
     random_checkpoints.make_llama(tmp_path / "llama")
     random_checkpoints.make_drafter(tmp_path / "drafter", tmp_path / "llama")
-    check_drafts(check(tmp_path / "llama", tmp_path, tmp_path / "drafter"))
+    check_drafts(check(tmp_path / "llama", tmp_path, drafter_plan(tmp_path / "drafter", **shape)))
 
 
 @pytest.mark.slow
@@ -118,4 +126,4 @@ def test_latent_attention_and_experts_generate_what_transformers_does(tmp_path: 
 def test_latent_attention_and_experts_with_a_drafter_generate_the_same(tmp_path: Path) -> None:
     random_checkpoints.make_deepseek(tmp_path / "deepseek")
     random_checkpoints.make_drafter(tmp_path / "drafter", tmp_path / "deepseek")
-    check_drafts(check(tmp_path / "deepseek", tmp_path, tmp_path / "drafter"))
+    check_drafts(check(tmp_path / "deepseek", tmp_path, drafter_plan(tmp_path / "drafter", **CHAIN)))
