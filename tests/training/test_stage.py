@@ -130,7 +130,8 @@ def test_rows_whose_states_belong_to_others_fail_the_training_that_speculators_w
 
 
 @pytest.mark.slow
-def test_an_interrupted_training_resumes_where_it_stopped(edition):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_training_whose_stage_is_ended_or_killed_resumes_where_it_stopped(edition, number, status):
     edition.build(rows=200, validation_rows=8)
     request = edition.root / "request.json"
     settings = {"epochs": 3}
@@ -150,16 +151,14 @@ def test_an_interrupted_training_resumes_where_it_stopped(edition):
     steps = edition.files.training / "steps.jsonl"
     checkpoints = edition.files.training / "checkpoints"
     wait_for(lambda: (checkpoints / "0/training_state.json").exists() and "step 9" in progress(edition), process)
-    process.send_signal(signal.SIGTERM)  # to the stage alone, as Airflow's on_kill does
-    assert process.wait(timeout=180) == 75
-    assert (checkpoints / "interrupted").is_dir() or (checkpoints / "1").is_dir()
+    process.send_signal(number)  # to the stage alone, as Airflow's on_kill does
+    assert process.wait(timeout=180) == status
     shutil.copyfile(steps, edition.root / "steps.before")
 
     result = train(edition.request(training=settings), edition.events)
     resumed = result.manifest.counts["resumed_from_step"]
     made = [json.loads(line)["global_step"] for line in (edition.root / "steps.before").read_text().splitlines()]
-    assert resumed > 0
-    assert abs(resumed - (made[-1] + 1)) <= 1
+    assert made[-1] <= resumed < result.manifest.counts["steps"]  # a killed stage has not read the trainer's last lines
     after = [json.loads(line)["global_step"] for line in steps.read_text().splitlines()][len(made) :]
     assert after[0] == resumed
     assert after == list(range(resumed, result.manifest.counts["steps"]))

@@ -329,7 +329,7 @@ class Progress:
         self._every = request.settings.generation.progress_seconds
         self._reported = 0.0
         self._last: Step | None = None
-        self._file = (prepared.trainer.folder / STEPS_FILE).open("a", encoding="utf-8")
+        self._file = (prepared.trainer.folder / STEPS_FILE).open("a", encoding="utf-8", buffering=1)
 
     def step(self, step: Step) -> None:
         """Note one step."""

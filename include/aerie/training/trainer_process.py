@@ -3,7 +3,6 @@
 import ctypes
 import fcntl
 import os
-import queue
 import re
 import signal
 import subprocess
@@ -22,11 +21,11 @@ from aerie.training.trainer_log import Step, parse_step, parse_validation, says_
 # speculators gives up saving its interrupted state after 120 s.
 SAVE_SECONDS = 150.0
 SIGNAL_HEARD_SECONDS = 3.0
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.2
 TAIL_LINES = 30
 
 # Rich wraps at the terminal's width; a step's figures must stay on one line.
-CONSOLE_COLUMNS = "2000"
+CONSOLE_COLUMNS = "1200"
 _PADDING = re.compile(r"\s{3,}")
 _PR_SET_PDEATHSIG = 1
 
@@ -82,32 +81,32 @@ def run_trainer(
     on_step: Callable[[Step], None],
     on_validation: Callable[[dict[str, float]], None],
 ) -> TrainerReport:
-    """Run the trainer to its end, copy its output to ``log``, and return what it said.
+    """Run the trainer to its end and return what it said.
 
-    A SIGTERM to this process reaches the trainer too, which then saves its state.
+    It writes to ``log`` itself, and not through a pipe: one that breaks, because this process was killed, would end it
+    before it has saved its state. A SIGTERM to this process is passed on to it.
 
     Raises:
-        Failed: a step says that what it trains on is wrong; the trainer is ended at once and its state removed by the
-            caller.
+        Failed: a step says that what it trains on is wrong; the trainer is ended at once. What it saves then has
+            learned from the fault: the caller removes it.
         Retryable: this process was told to end; the trainer has saved its state.
     """
     report = TrainerReport()
     environment = {**os.environ, "COLUMNS": CONSOLE_COLUMNS, "PYTHONPATH": _module_path(), "PYTHONUNBUFFERED": "1"}
     log.parent.mkdir(parents=True, exist_ok=True)
-    with _Termination() as termination, log.open("a", encoding="utf-8") as copy:
+    with _Termination() as termination, log.open("ab") as output:
+        begins_at = output.tell()
         process = subprocess.Popen(
             command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             env=environment,
             pass_fds=(lock,),
             preexec_fn=_end_with_parent,
         )
         try:
-            for line in _lines(process, termination, report):
-                copy.write(line + "\n")
+            for line in _follow(process, log, begins_at, termination, report):
                 report.tail = [*report.tail[1 - TAIL_LINES :], line]
                 _take(line, report, on_step, on_validation)
         finally:
@@ -161,43 +160,37 @@ class _Termination:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
-def _lines(process: subprocess.Popen[str], termination: _Termination, report: TrainerReport) -> Iterator[str]:
-    """Lines of the trainer's output until it ends; passes a termination on to it.
+def _follow(
+    process: subprocess.Popen[bytes], log: Path, begins_at: int, termination: _Termination, report: TrainerReport
+) -> Iterator[str]:
+    """Lines that the trainer writes to ``log`` until it ends; passes a termination on to it.
 
     Whoever ends the process group signals the trainer as well, and a second SIGTERM while it saves would kill it:
     it is signalled only when it has not said within a few seconds that it heard.
     """
-    lines: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=_read, args=(process, lines), daemon=True).start()
     signalled = False
-    while True:
-        try:
-            line = lines.get(timeout=POLL_SECONDS)
-        except queue.Empty:
-            line = ""
-        if line is None:
-            return
-        if line:
-            yield line
-        if termination.asked_at is None:
-            continue
-        waited = time.monotonic() - termination.asked_at
-        if not signalled and not report.interrupted and waited > SIGNAL_HEARD_SECONDS:
-            process.terminate()
-            signalled = True
-        if waited > SAVE_SECONDS:
-            return
+    with log.open("rb") as output:
+        output.seek(begins_at)
+        rest = b""
+        while True:
+            ended = process.poll() is not None
+            *lines, rest = (rest + output.read()).split(b"\n")
+            yield from filter(None, map(_clean, [*lines, rest] if ended else lines))
+            waited = time.monotonic() - termination.asked_at if termination.asked_at is not None else 0.0
+            if ended or waited > SAVE_SECONDS:
+                return
+            if waited > SIGNAL_HEARD_SECONDS and not (signalled or report.interrupted):
+                process.terminate()
+                signalled = True
+            time.sleep(POLL_SECONDS)
 
 
-def _read(process: subprocess.Popen[str], lines: "queue.Queue[str | None]") -> None:
-    assert process.stdout is not None  # noqa: S101
-    for line in process.stdout:
-        # A progress bar redraws its line after a carriage return; rich pads lines to the console's width.
-        lines.put(_PADDING.sub("  ", line.rpartition("\r")[2]).rstrip())
-    lines.put(None)
+def _clean(line: bytes) -> str:
+    """A line as it stands in the end: a progress bar redraws it, and rich pads it to the console's width."""
+    return _PADDING.sub("  ", line.decode(errors="replace").rpartition("\r")[2]).strip()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """End the trainer if it still runs, first politely, and reap it."""
     if process.poll() is None:
         process.terminate()
