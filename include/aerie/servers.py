@@ -11,6 +11,7 @@ from aerie.artefacts.manifest import Manifest, describe_input, path_of, read_man
 from aerie.errors import BadInput
 from aerie.hidden_states.launch import capture_hooks
 from aerie.serving import client
+from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.serving.memory import bytes_per_token, kv_dtype_bytes
 from aerie.serving.plan import Phase, ServerPlan
 from aerie.settings.machine import python_of
@@ -47,14 +48,11 @@ def start(request: StageRequest, events: Events) -> StageResult:
     if not request.force and all(map(_looks_done, _manifests(request))):
         events.progress(f"nothing to do: what phase {request.phase} needs a server for is there already")
         return StageResult(stage="serve_start", reused=True)
-    serving = request.settings.serving
-    handle = client.ensure_server(
+    handle = ensure_configured(
+        request.settings,
         _plan(request, _phase(request)),
         folder=request.server_folder,
         owner=f"{request.run_id} {request.phase}",
-        python=python_of("serve"),
-        lease_seconds=serving.lease_seconds,
-        start_timeout_seconds=serving.start_timeout_seconds,
         report=events.progress,
     )
     events.progress(f"server {handle.url} is ready: {handle.max_total_num_tokens:,} KV tokens; log: {handle.log_path}")
@@ -85,11 +83,8 @@ def _phase(request: StageRequest) -> Phase:
 
 
 def _plan(request: StageRequest, phase: Phase) -> ServerPlan:
-    hooks = tuple(capture_hooks(request)) if phase == "capture" else ()
-    try:
-        return ServerPlan.of_settings(request.settings, phase, forward_hooks=hooks)
-    except (ValueError, OSError) as error:
-        raise BadInput(f"configuration {request.settings.name} makes no {phase} server: {error}") from error
+    hooks = capture_hooks(request) if phase == "capture" else ()
+    return plan_configured(request.settings, phase, forward_hooks=hooks)
 
 
 def _manifests(request: StageRequest) -> Iterator[Path]:

@@ -12,7 +12,7 @@ from aerie.stage_process import StageProcess, _variables
 def test_a_stages_own_message_is_the_error_that_the_caller_sees(make_request, settings, tmp_path):
     verifier = settings.verifier.model_copy(update={"path": tmp_path / "nowhere"})
     request = make_request(settings.model_copy(update={"verifier": verifier}))
-    with pytest.raises(BadInput, match=r"demo makes no generate server: .*nowhere"):
+    with pytest.raises(BadInput, match=r"no generate server can be planned: .*nowhere"):
         StageProcess("plan", request, tmp_path / "run", lambda event: None).run()
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import requests
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aerie.errors import BadInput, Failed, Retryable
-from aerie.serving.client import ensure_server, held
-from aerie.serving.plan import DrafterPlan, ServerPlan, checkpoint_identity
-from aerie.settings.machine import python_of
+from aerie.errors import Failed, Retryable
+from aerie.serving.client import held
+from aerie.serving.configured import ensure_configured, plan_configured
+from aerie.serving.plan import DrafterPlan, checkpoint_identity
 from aerie.settings.pipeline import BenchmarkSettings
 from aerie.stages import Events, StageRequest
 
@@ -30,20 +30,9 @@ def benchmark_server(request: StageRequest, drafter: Path | None, events: Events
         AerieError: as ``ensure_server`` and ``held`` raise.
     """
     settings = request.settings
-    try:
-        plan = ServerPlan.of_settings(settings, "benchmark", drafter=drafter_plan(drafter, settings.benchmark))
-    except ValidationError as error:
-        raise BadInput(f"the server cannot be planned: {'; '.join(e['msg'] for e in error.errors())}") from error
-    except OSError as error:
-        raise BadInput(f"verifier or drafter cannot be read: {error}") from error
-    handle = ensure_server(
-        plan,
-        folder=request.server_folder,
-        owner=f"{request.run_id}, benchmark",
-        python=python_of("serve"),
-        lease_seconds=settings.serving.lease_seconds,
-        start_timeout_seconds=settings.serving.start_timeout_seconds,
-        report=events.progress,
+    plan = plan_configured(settings, "benchmark", drafter=drafter_plan(drafter, settings.benchmark))
+    handle = ensure_configured(
+        settings, plan, folder=request.server_folder, owner=f"{request.run_id}, benchmark", report=events.progress
     )
     with held(handle, lease_seconds=settings.serving.lease_seconds):
         yield handle.url

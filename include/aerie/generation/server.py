@@ -5,14 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from aerie.errors import BadInput
 from aerie.generation.client import ServerInfo
-from aerie.serving.client import ServerHandle, ensure_server, renew
+from aerie.serving.client import ServerHandle, renew
+from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.serving.errors import KeeperUnreachable
-from aerie.serving.plan import ServerPlan
-from aerie.settings.machine import python_of
 from aerie.settings.pipeline import PipelineSettings
 from aerie.stages import StageRequest
 
@@ -36,19 +33,11 @@ def ensure(request: StageRequest, *, report: Callable[[str], None]) -> Server:
         AerieError: as ``aerie.serving.client.ensure_server`` raises.
     """
     settings = request.settings
-    try:
-        plan = ServerPlan.of_settings(settings, "generate")
-    except ValidationError as error:
-        raise BadInput(f"the server cannot be planned: {'; '.join(e['msg'] for e in error.errors())}") from error
-    except OSError as error:
-        raise BadInput(f"the verifier at {settings.verifier.path} cannot be read: {error}") from error
-    handle = ensure_server(
-        plan,
+    handle = ensure_configured(
+        settings,
+        plan_configured(settings, "generate"),
         folder=request.server_folder,
         owner=f"{request.run_id}, generate {request.dataset}",
-        python=python_of("serve"),
-        lease_seconds=settings.serving.lease_seconds,
-        start_timeout_seconds=settings.serving.start_timeout_seconds,
         report=report,
     )
     return Server(handle.url, handle.launch_token, Renewal(handle, settings.serving.lease_seconds, report))

@@ -9,8 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_batches, iterate_rows
 from aerie.artefacts.files import fingerprint_of, write_json
 from aerie.artefacts.layout import EditionFiles
@@ -26,9 +24,8 @@ from aerie.hidden_states.forecast import Forecast, forecast_disk, require_fit
 from aerie.hidden_states.launch import capture_hooks
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import Parity, compare_with_transformers
-from aerie.serving.client import ensure_server, renew
-from aerie.serving.plan import ServerPlan
-from aerie.settings.machine import python_of
+from aerie.serving.client import renew
+from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.stages import Events, StageRequest, StageResult
 
 CAPTURE_VERSION = 1
@@ -296,22 +293,15 @@ def ensure_capture_server(request: StageRequest, events: Events) -> CaptureServe
         AerieError: the server does not come up (``aerie.serving.client.ensure_server``).
     """
     settings = request.settings
-    try:
-        plan = ServerPlan.of_settings(settings, "capture", forward_hooks=tuple(capture_hooks(request)))
-    except ValidationError as error:
-        raise BadInput(f"configuration {settings.name}: no capturing server can be planned: {error}") from error
-    lease_seconds = settings.serving.lease_seconds
-    handle = ensure_server(
-        plan,
+    handle = ensure_configured(
+        settings,
+        plan_configured(settings, "capture", forward_hooks=capture_hooks(request)),
         folder=request.server_folder,
         owner=f"{request.run_id} capture {request.edition}",
-        python=python_of("serve"),
-        lease_seconds=lease_seconds,
-        start_timeout_seconds=settings.serving.start_timeout_seconds,
         report=events.progress,
     )
 
     def renew_lease() -> None:
-        renew(handle.folder, handle.launch_token, lease_seconds=lease_seconds)
+        renew(handle.folder, handle.launch_token, lease_seconds=settings.serving.lease_seconds)
 
     return CaptureServer(url=handle.url, renew=renew_lease)

@@ -1,0 +1,52 @@
+"""Takes the README's pictures from the running UI: ``python docs/take_pictures.py RUN_ID`` while ``./aerie up`` holds.
+
+Needs playwright and a Chromium (``AERIE_CHROMIUM``, default /usr/bin/chromium), which no environment of Aerie carries.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+DAG_ID = "eagle3_pipeline"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+
+
+def log_in(page: Page, url: str, password: str) -> None:
+    """Sign in as ``admin``."""
+    page.goto(f"{url}/auth/login")
+    page.get_by_label("Username").fill("admin")
+    page.get_by_label("Password", exact=True).fill(password)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_load_state("networkidle")
+
+
+def take(page: Page, url: str, name: str) -> None:
+    """Write a picture of a page once it has settled."""
+    page.goto(url)
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(4000)
+    page.screenshot(path=PICTURES / f"{name}.png")
+
+
+def main(run_id: str) -> None:
+    """Take the pictures of one run."""
+    stack = json.loads((ROOT / ".aerie" / "stack.json").read_text())
+    url = f"http://127.0.0.1:{stack['airflow_port']}"
+    with sync_playwright() as playwright:
+        chromium = os.environ.get("AERIE_CHROMIUM", "/usr/bin/chromium")
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1600, "height": 900})
+        log_in(page, url, stack["airflow_password"])
+        run = f"{url}/dags/{DAG_ID}/runs/{run_id}"
+        take(page, run, "run")
+        take(page, f"{run}/tasks/B1_glaive.generate", "task_log")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
