@@ -1,7 +1,7 @@
 """The two attention operators against softmax written out, one query and one head at a time."""
 
 import pytest
-import sgl_kernel
+import sgl_kernel  # noqa: F401 - registers the operators
 import torch
 
 HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 4, 2, 8, 6
@@ -169,7 +169,11 @@ def test_what_is_missing_is_refused_by_name() -> None:
         cache.decode(query, None, None)
 
 
-def test_sglang_does_not_take_the_stand_in_for_the_amx_build() -> None:
-    # sglang.srt.utils.cpu_has_amx_support asks exactly this; with it, kernels that are not here would be called.
-    assert sgl_kernel.attention is not None
-    assert not hasattr(torch.ops.sgl_kernel, "convert_weight_packed")
+@pytest.mark.slow  # importing SGLang takes a while
+def test_sglang_does_not_take_the_stand_in_for_the_amx_build_on_a_cpu_with_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    from sglang.srt.utils import common
+
+    monkeypatch.setattr(common, "is_amx_tile_supported", True)
+    assert common._is_intel_amx_backend_available() is False
+    assert not common.cpu_has_amx_support()
