@@ -127,6 +127,16 @@ def test_lease_that_nobody_renews_ends_server_and_keeper(
         client.renew(folder, handle.launch_token)
 
 
+def test_lease_that_expires_during_its_replacement_does_not_end_the_new_server(
+    ensure: Ensure, fake_plan: Make, processes_of: Processes
+) -> None:
+    ensure(fake_plan("ignores SIGTERM"), lease_seconds=2.0)  # ending it takes two seconds of grace
+    second = ensure(fake_plan(), lease_seconds=30.0)
+    time.sleep(2)
+    assert all(map(runs, processes_of()))
+    client.renew(second.folder, second.launch_token)
+
+
 def test_renewals_keep_the_server_beyond_its_lease(ensure: Ensure, fake_plan: Make, processes_of: Processes) -> None:
     handle = ensure(fake_plan(), lease_seconds=2.0)
     with client.held(handle, lease_seconds=2.0):

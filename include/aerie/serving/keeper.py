@@ -194,10 +194,16 @@ class Keeper:
         """Wait until nobody renews any more, then end server and keeper."""
         while not self.over.is_set():
             if time.monotonic() > self._deadline:
-                log.warning("the lease is over: ending the server")
-                await self.stop(StopRequest())
+                await self._end_if_expired()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.over.wait(), WATCH_SECONDS)
+
+    async def _end_if_expired(self) -> None:
+        async with self._changing:
+            if time.monotonic() > self._deadline:  # still: a new server may have been started while this waited
+                log.warning("the lease is over: ending the server")
+                await self._end_server()
+                self.over.set()
 
     def _lease_of(self, launch_token: str) -> Lease:
         if self._lease is None:
