@@ -35,5 +35,5 @@ def fake_command_line(plan: ServerPlan, python: Path, *, port: int) -> list[str]
 
 if __name__ == "__main__":
     ServerPlan.command_line = fake_command_line
-    keeper.GRACE_SECONDS = 2.0
+    keeper.GRACE_SECONDS = 3.5
     keeper.main()

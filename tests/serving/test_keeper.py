@@ -130,7 +130,7 @@ def test_lease_that_nobody_renews_ends_server_and_keeper(
 def test_lease_that_expires_during_its_replacement_does_not_end_the_new_server(
     ensure: Ensure, fake_plan: Make, processes_of: Processes
 ) -> None:
-    ensure(fake_plan("ignores SIGTERM"), lease_seconds=2.0)  # ending it takes two seconds of grace
+    ensure(fake_plan("ignores SIGTERM"), lease_seconds=2.0)  # ending it takes longer than that
     second = ensure(fake_plan(), lease_seconds=30.0)
     time.sleep(2)
     assert all(map(runs, processes_of()))

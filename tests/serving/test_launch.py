@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_keeper import fake_command_line
 
 from aerie.local.processes import ProcessIdentity
 from aerie.serving.errors import LaunchFailed, NotReady, ServerDied, WrongServer
@@ -25,6 +24,8 @@ from aerie.serving.launch import (
     wait_until_ready,
 )
 from aerie.serving.plan import ServerPlan
+
+from .fake_keeper import fake_command_line
 
 Make = Callable[..., ServerPlan]
 Launch = Callable[[ServerPlan], Launched]

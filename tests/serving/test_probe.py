@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-import fake_server
 import pytest
-from fake_keeper import fake_info
 
 from aerie.serving.errors import NotReady, WrongServer
 from aerie.serving.launch import free_port
 from aerie.serving.plan import DrafterPlan, ServerPlan
 from aerie.serving.probe import differences_from_plan, probe
+
+from . import fake_server
+from .fake_keeper import fake_info
 
 Answering = Callable[[str, ServerPlan], str]
 
