@@ -1,5 +1,4 @@
 import pytest
-from tests.benchmark.stand_in import meta
 
 from aerie.benchmark.measures import (
     Circumstances,
@@ -14,6 +13,7 @@ from aerie.benchmark.measures import (
     verification_of,
 )
 from aerie.errors import Failed
+from tests.benchmark.stand_in import meta
 
 CIRCUMSTANCES = Circumstances(
     captured_layers=[2, 4, 5],

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from tests.benchmark.stand_in import StandIn
 
 from aerie.artefacts.draft_vocabulary import DraftVocabulary, write_draft_vocabulary
 from aerie.artefacts.manifest import describe_output, read_manifest, write_manifest
@@ -15,6 +14,7 @@ from aerie.benchmark import stage
 from aerie.errors import BadInput, Failed
 from aerie.settings.pipeline import PipelineSettings
 from aerie.stages import Events, StageRequest
+from tests.benchmark.stand_in import StandIn
 
 
 class Bench:

@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import settings
 
-from boundary.families import Family, family
+from .families import Family, family
 
 # An example takes a millisecond; a deadline would only measure the machine's load.
 settings.register_profile("boundary", deadline=None)

@@ -8,7 +8,8 @@ import pytest
 
 from aerie.boundary.files import judge_file
 from aerie.errors import BadInput
-from boundary.families import family
+
+from .families import family
 
 F = family("kimi_k25")
 GOOD = [301, F.close, 302, F.end]

@@ -14,7 +14,8 @@ from aerie.boundary import (
 )
 from aerie.errors import BadInput
 from aerie.settings.profile import load_profile
-from boundary.families import Family, family
+
+from .families import Family, family
 
 REASONING = [301, 302, 303]
 ANSWER = [304, 305]

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aerie.boundary import judge, judge_mask, response_mask
-from boundary.families import Family, family
+
+from .families import Family, family
 
 FAMILIES = st.sampled_from(["demo", "kimi_k25"]).map(family)
 

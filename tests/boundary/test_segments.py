@@ -1,5 +1,6 @@
 from aerie.boundary import judge_mask
-from boundary.families import Family
+
+from .families import Family
 
 
 def row(f: Family, shift_start: int = 0, shift_stop: int = 0) -> tuple[list[int], list[int]]:

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 
 from aerie.boundary import response_mask
-from boundary.families import family
-from boundary.test_properties import RESPONSES, ids_of
+
+from .families import family
+from .test_properties import RESPONSES, ids_of
 
 pytestmark = pytest.mark.slow  # importing speculators takes ten seconds and more
 

@@ -22,7 +22,8 @@ from aerie.errors import BadInput, Failed
 from aerie.prompts.checkpoint import Verifier, load_verifier
 from aerie.settings.pipeline import PipelineSettings, VerifierSettings
 from aerie.stages import Events, StageRequest
-from boundary.families import TINY_VERIFIER, family
+
+from .families import TINY_VERIFIER, family
 
 TOOLS = json.dumps([{"name": "convert", "parameters": {"type": "object", "required": ["value"]}}])
 

@@ -5,7 +5,8 @@ import pytest
 from aerie.boundary import Verdict
 from aerie.boundary.text_rules import check_tool_calls, declared_tools
 from aerie.errors import BadInput
-from boundary.families import Family, family
+
+from .families import Family, family
 
 WEATHER = {
     "type": "function",

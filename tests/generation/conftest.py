@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_server import TOKEN_IDS, VOCABULARY_SIZE, FakeServer
 
 from aerie.artefacts.layout import DatasetFiles
 from aerie.artefacts.manifest import Manifest, write_manifest
@@ -20,6 +19,8 @@ from aerie.stages import Events, StageRequest, StageResult
 from aerie.store.connection import connected
 from aerie.store.queries.ledger import LedgerCounts, LedgerRow, count_ledger, read_ledger
 from aerie.store.queries.runs import read_edition
+
+from .fake_server import TOKEN_IDS, VOCABULARY_SIZE, FakeServer
 
 DATASET = "B1_glaive"
 

@@ -5,10 +5,11 @@ import json
 
 import pytest
 from aiohttp import web
-from fake_server import FakeServer, answer_ids, reply
 
 from aerie.generation import client as client_module
 from aerie.generation.client import GenerateClient, GenerateRequest, RequestFailed, ServerGone, parse_reply
+
+from .fake_server import FakeServer, answer_ids, reply
 
 GOOD = reply([1, 2, 900], 5)
 

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from conftest import DATASET, ensure, make_prompts, manifest_of, write_dataset, write_weights
-from fake_server import TOKEN_IDS, FakeServer, answer_ids, reply, sample_of
 
 from aerie.errors import BadInput, Failed, Retryable
 from aerie.generation import fingerprints, stage
 from aerie.generation.server import Server
 from aerie.store.connection import connected
 from aerie.store.queries.ledger import only_writer
+
+from .conftest import DATASET, ensure, make_prompts, manifest_of, write_dataset, write_weights
+from .fake_server import TOKEN_IDS, FakeServer, answer_ids, reply, sample_of
 
 
 def test_every_prompt_ends_in_one_state_and_the_second_run_has_nothing_to_do(world):
@@ -323,8 +324,7 @@ def test_progress_is_logged_in_the_form_people_know_and_closed_by_a_summary(worl
 GENERATE = """
 import sys
 from pathlib import Path
-sys.path[:0] = ["tests/generation"]
-import conftest
+from tests.generation import conftest
 from aerie.generation import stage
 from aerie.stages import Events
 stage._ensure_server = conftest.ensure(sys.argv[3])
@@ -336,7 +336,7 @@ stage.generate(world.request(), Events(world.root / "events.jsonl"))
 def start_generator(world) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", GENERATE, world.root, world.database_url, world.server.url],
-        env={**os.environ, "PYTHONPATH": "include"}, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"include{os.pathsep}."}, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 

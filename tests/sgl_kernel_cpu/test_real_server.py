@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_checkpoints
 import requests
 import torch
 from transformers import AutoModelForCausalLM
 
 from aerie.serving.launch import start_server, stop_server, wait_until_ready
 from aerie.serving.plan import DrafterPlan, ServerPlan, checkpoint_identity
+
+from . import random_checkpoints
 
 PYTHON = Path(sys.executable)
 NEW_TOKENS = 40

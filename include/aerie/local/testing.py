@@ -16,13 +16,13 @@ from aerie.stages import Environment
 
 FOLDERS: Mapping[Environment, tuple[str, ...]] = {
     "airflow": (
-        "artefacts", "settings", "store", "stages", "local", "generation", "boundary", "benchmark", "serving",
-        "plugins", "dags", "project", "end_to_end",
+        "artefacts", "settings", "store", "stages", "local", "generation", "benchmark", "plugins", "dags", "project",
+        "end_to_end",
     ),
-    "model": ("demo", "sources", "prompts", "boundary", "artefacts", "corpus", "hidden_states", "training"),
+    "model": ("demo", "sources", "prompts", "boundary", "corpus", "hidden_states", "training"),
     "serve": ("sgl_kernel_cpu", "serving"),
 }  # fmt: skip
-"""Folders of ``tests/`` by environment; some hold code that runs in more than one."""
+"""Folders of ``tests/`` by the environment that their code runs in."""
 
 
 def run_tests(*, everything: bool, arguments: Sequence[str]) -> int:
