@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
+from platformdirs import user_state_path
 from pydantic import BaseModel, ConfigDict
 
 from aerie.artefacts.files import write_text
@@ -23,11 +24,11 @@ STACK_ID_VARIABLE = "AERIE_STACK_ID"
 
 
 def private_folder() -> Path:
-    """Folder for PostgreSQL: in the clone; for root below /var/lib, where PostgreSQL's own user can reach it."""
-    if os.geteuid() != 0:
-        return aerie_home() / "private"
-    name = hashlib.sha256(str(aerie_home().resolve()).encode()).hexdigest()[:12]
-    return Path("/var/lib") / f"aerie-{name}"
+    """The one folder outside the clone: where PostgreSQL's own user can reach it, and with a path short for sockets."""
+    name = f"aerie-{hashlib.sha256(str(aerie_home().resolve()).encode()).hexdigest()[:12]}"
+    if os.geteuid() == 0:
+        return Path("/var/lib") / name
+    return Path(user_state_path()) / name
 
 
 class StackConfiguration(BaseModel):
@@ -166,6 +167,11 @@ class StackConfiguration(BaseModel):
             "PYTHONPATH": f"{PROJECT_ROOT / 'include'}{os.pathsep}{PROJECT_ROOT / 'plugins'}",
             "PATH": f"{home / 'envs' / 'airflow' / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "PYTHONUNBUFFERED": "1",
+            # Libraries would leave their files all over the machine.
+            "TMPDIR": str(temporary_folder()),
+            "XDG_CACHE_HOME": str(home / "cache"),
+            "HF_HOME": str(home / "cache" / "huggingface"),
+            "SGLANG_CACHE_DIR": str(home / "cache" / "sglang"),
             STACK_ID_VARIABLE: self.stack_id,
         }
 
@@ -176,6 +182,11 @@ class StackConfiguration(BaseModel):
         path.touch(mode=0o600)
         write_text(path, json.dumps({"admin": self.airflow_password}))
         path.chmod(0o600)
+
+
+def temporary_folder() -> Path:
+    """Temporary files and sockets of the stack's processes; emptied when it stops."""
+    return private_folder() / "tmp"
 
 
 def configuration_path() -> Path:

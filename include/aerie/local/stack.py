@@ -16,7 +16,13 @@ from tenacity import RetryError, retry, retry_if_result, stop_after_delay, wait_
 from aerie.artefacts.files import write_text
 from aerie.errors import Failed
 from aerie.local.airflow_api import AirflowApi
-from aerie.local.configuration import STACK_ID_VARIABLE, StackConfiguration, configuration_path, private_folder
+from aerie.local.configuration import (
+    STACK_ID_VARIABLE,
+    StackConfiguration,
+    configuration_path,
+    private_folder,
+    temporary_folder,
+)
 from aerie.local.postgres import ensure_database
 from aerie.local.processes import ProcessIdentity, stop_trees
 from aerie.local.supervisor import COMPONENTS, STOP_GRACE_SECONDS, SupervisorState, read_state, state_path
@@ -60,6 +66,8 @@ def up(report: Report) -> StackConfiguration:
 
 def _start(configuration: StackConfiguration, report: Report) -> StackConfiguration:
     (aerie_home() / "logs").mkdir(parents=True, exist_ok=True)
+    temporary_folder().mkdir(parents=True, exist_ok=True)
+    private_folder().chmod(0o711)  # PostgreSQL's own user passes through
     running_port = configuration.cluster.running_port()
     if running_port is None:
         configuration = configuration.with_free_ports()
@@ -128,6 +136,7 @@ def down(report: Report, *, purge: bool) -> None:
             _sweep(configuration, read_state())
             report("stopping PostgreSQL")
             configuration.cluster.stop()
+            shutil.rmtree(temporary_folder(), ignore_errors=True)
         if purge:
             report(f"removing {private_folder()} and {aerie_home()}")
             shutil.rmtree(private_folder(), ignore_errors=True)
