@@ -15,6 +15,13 @@ PICTURES = ROOT / "docs" / "pictures"
 DAG_ID = "eagle3_pipeline"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
+AROUND_THE_GRAPH = """() => {
+  const boxes = [...document.querySelectorAll('.react-flow__node')].map(node => node.getBoundingClientRect());
+  const x = Math.min(...boxes.map(box => box.left)) - 12, y = Math.min(...boxes.map(box => box.top)) - 12;
+  const right = Math.max(...boxes.map(box => box.right)) + 12, bottom = Math.max(...boxes.map(box => box.bottom)) + 12;
+  return {x, y, width: right - x, height: bottom - y};
+}"""
+
 
 def log_in(page: Page, url: str, password: str) -> None:
     """Sign in as ``admin``."""
@@ -40,8 +47,17 @@ def main(run_id: str) -> None:
     with sync_playwright() as playwright:
         chromium = os.environ.get("AERIE_CHROMIUM", "/usr/bin/chromium")
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1600, "height": 900})
+        page = browser.new_page(viewport={"width": 1600, "height": 900}, device_scale_factor=2)
         log_in(page, url, stack["airflow_password"])
+        page.goto(f"{url}/dags/{DAG_ID}/runs/{run_id}")
+        page.get_by_label("Show Graph (Press g)").click()
+        page.get_by_label("Collapse Details Panel").click()
+        page.wait_for_timeout(5000)
+        page.locator(".react-flow__controls-fitview").click()
+        page.wait_for_timeout(2000)
+        page.screenshot(path=PICTURES / "graph.png", clip=page.evaluate(AROUND_THE_GRAPH))
+        page.get_by_label("Show Grid (Press g)").click()
+        page.wait_for_timeout(1000)
         run = f"{url}/dags/{DAG_ID}/runs/{run_id}"
         take(page, run, "run")
         take(page, f"{run}/tasks/B1_glaive.generate", "task_log")
