@@ -54,7 +54,7 @@ def database_url(postgres: "Cluster") -> str:
 
 def _kill(cluster: "Cluster") -> None:
     """Stop without writing anything more to the disk: nobody reads it again."""
-    from aerie.local.processes import wait_until_gone
+    from aerie.processes import wait_until_gone
 
     identity = cluster.identity()
     process = identity.find() if identity else None

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aerie.local.processes import ProcessIdentity
+from aerie.processes import ProcessIdentity
 from aerie.serving.errors import LaunchFailed, NotReady, ServerDied, WrongServer
 from aerie.serving.launch import (
     Launched,

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from psycopg2 import sql
 
 from aerie.errors import BadInput, Failed
-from aerie.local.processes import ProcessIdentity, die_with_parent, wait_until_gone
+from aerie.processes import ProcessIdentity, die_with_parent, wait_until_gone
 from aerie.store.connection import connected
 
 SYSTEM_USERS = ("postgres", "nobody")

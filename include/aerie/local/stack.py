@@ -24,8 +24,8 @@ from aerie.local.configuration import (
     temporary_folder,
 )
 from aerie.local.postgres import ensure_database
-from aerie.local.processes import ProcessIdentity, stop_trees
 from aerie.local.supervisor import COMPONENTS, STOP_GRACE_SECONDS, SupervisorState, read_state, state_path
+from aerie.processes import ProcessIdentity, stop_trees
 from aerie.serving.lease import read_lease
 from aerie.settings.machine import aerie_home, server_folder
 from aerie.store.migrate import migrate

@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel, ConfigDict
 
 from aerie.artefacts.files import write_text
-from aerie.local.processes import ProcessIdentity, die_with_parent, stop_trees
+from aerie.processes import ProcessIdentity, die_with_parent, stop_trees
 from aerie.settings.machine import aerie_home
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")

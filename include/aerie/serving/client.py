@@ -18,7 +18,7 @@ import requests
 import tenacity
 
 from aerie.errors import AerieError, BadInput
-from aerie.local.processes import wait_until_gone
+from aerie.processes import wait_until_gone
 from aerie.serving import errors
 from aerie.serving.errors import KeeperEnding, KeeperUnreachable, LeaseLost, NotReady, ServerDied
 from aerie.serving.launch import stop_server

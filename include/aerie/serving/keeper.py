@@ -31,7 +31,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from aerie.errors import AerieError, BadInput
-from aerie.local.processes import ProcessIdentity
+from aerie.processes import ProcessIdentity
 from aerie.serving.errors import KeeperEnding, LeaseElsewhere, LeaseLost
 from aerie.serving.launch import Launched, advertised, start_server, stop_server, wait_until_ready
 from aerie.serving.lease import (

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import tenacity
 
-from aerie.local.processes import CREATION_TIME_TOLERANCE_SECONDS, ProcessIdentity, die_with_parent
+from aerie.processes import CREATION_TIME_TOLERANCE_SECONDS, ProcessIdentity, die_with_parent
 from aerie.serving import probe
 from aerie.serving.errors import LaunchFailed, NotReady, ProcessesLeft, ServerDied
 from aerie.serving.plan import ServerPlan

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from aerie.artefacts.files import write_text
 from aerie.errors import BadInput
-from aerie.local.processes import ProcessIdentity
+from aerie.processes import ProcessIdentity
 from aerie.serving.plan import ServerPlan
 from aerie.settings.profile import Frozen
 

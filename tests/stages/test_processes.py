@@ -5,7 +5,7 @@ import textwrap
 import psutil
 import pytest
 
-from aerie.local.processes import ProcessIdentity, stop_trees, wait_until_gone
+from aerie.processes import ProcessIdentity, stop_trees, wait_until_gone
 
 STUBBORN = textwrap.dedent(
     """
