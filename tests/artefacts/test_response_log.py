@@ -44,7 +44,8 @@ def write(path: Path, *responses: Response) -> ResponseLog:
     name=st.text(min_size=1, max_size=30),
     ids=st.lists(st.integers(0, 2**31 - 1), max_size=40).map(tuple),
     meta=st.dictionaries(
-        st.text(max_size=20), st.one_of(st.none(), st.text(), st.integers(), st.floats(allow_nan=False))
+        st.text(max_size=20),
+        st.one_of(st.none(), st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False)),
     ),
 )
 def test_any_row_reads_back_as_it_was_written(tmp_path_factory, name, ids, meta):
@@ -54,6 +55,12 @@ def test_any_row_reads_back_as_it_was_written(tmp_path_factory, name, ids, meta)
     assert list(iterate_responses(path)) == [row]
     (scanned,) = scan(path)
     assert scanned.head.meta_info == meta and read_response(path, scanned) == row
+
+
+def test_a_figure_that_json_cannot_hold_is_kept_as_a_word_and_not_lost(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    write(path, response("a", meta_info={"rate": float("inf"), "share": float("nan")}))
+    assert json.loads(path.read_text())["meta_info"] == {"rate": "Infinity", "share": "NaN"}
 
 
 def test_the_log_is_json_lines_that_other_tools_read(tmp_path):

@@ -39,7 +39,7 @@ class ResponseHead(BaseModel):
     ``launch_token`` says which server. ``max_new_tokens`` is the cap that the request asked for.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     sample_id: str
     attempt: Annotated[int, Field(ge=1)]
