@@ -28,6 +28,7 @@ from aerie.serving.plan import INCLUDE, ServerPlan
 KEEPER_START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 120.0  # /ensure and /stop end a server first: up to 30 s of grace, 10 s of killing
 KEEPER_END_SECONDS = 30.0
+DYING_SECONDS = 1.0  # a process that is killed closes its connections before it is gone
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 30.0
 
@@ -109,7 +110,12 @@ def find_keeper(folder: Path) -> Keeper | None:
     except OSError as error:
         raise KeeperUnreachable(f"{token_path(folder)}: {error.strerror}: run as the user who started it") from error
     keeper = Keeper(folder, address.url, token)
-    keeper.status()
+    try:
+        keeper.status()
+    except KeeperUnreachable:
+        if address.is_of_this_host and wait_until_gone(address.keeper, DYING_SECONDS):  # it ended while it was asked
+            return None
+        raise
     return keeper
 
 
