@@ -119,6 +119,7 @@ def test_the_servers_are_gone_after_the_run(first_run):
     assert not lease.exists() or json.loads(lease.read_text()).get("server_pid") is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_second_run_of_the_same_edition_finds_everything_done(api, stack, first_run):
     _, tasks = run_to_its_end(api)

@@ -7,6 +7,8 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -25,27 +27,48 @@ FOLDERS: Mapping[Environment, tuple[str, ...]] = {
 """Folders of ``tests/`` by the environment that their code runs in."""
 
 
+LANES: tuple[tuple[Environment, ...], ...] = (("airflow",), ("model", "serve"))
+"""What the quick tests run side by side: the end-to-end run waits for servers half of its time."""
+
+
 def run_tests(*, everything: bool, arguments: Sequence[str]) -> int:
     """Run the tests and return the exit code: 0 when all passed."""
-    counts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        for environment, names in FOLDERS.items():
-            report = Path(folder) / f"{environment}.xml"
-            status = _run_pytest(environment, names, report, everything=everything, arguments=arguments)
-            counts.update(_counts_of(report, status))
+    lanes = (tuple(FOLDERS),) if everything else LANES
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(lanes)) as lane_threads:
+        run_lane = partial(_run_lane, Path(folder), everything=everything, arguments=arguments, live=len(lanes) == 1)
+        counts = sum(lane_threads.map(run_lane, lanes), Counter[str]())
     typer.echo(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
     return 1 if counts["failed"] or not counts["passed"] else 0
 
 
-def _run_pytest(
-    environment: Environment, names: Sequence[str], report: Path, *, everything: bool, arguments: Sequence[str]
-) -> int:
-    folders = [str(PROJECT_ROOT / "tests" / name) for name in names if (PROJECT_ROOT / "tests" / name).is_dir()]
+def _run_lane(
+    folder: Path, environments: Sequence[Environment], *, everything: bool, arguments: Sequence[str], live: bool
+) -> Counter[str]:
+    """Run the tests of environments one after the other; unless ``live``, their output comes when each has ended."""
+    counts: Counter[str] = Counter()
+    for environment in environments:
+        report, output = folder / f"{environment}.xml", folder / f"{environment}.txt"
+        command = _command(environment, report, everything=everything, arguments=arguments)
+        typer.echo(f"--- tests in the {environment} environment")
+        with output.open("wb") as captured:
+            target = None if live else captured
+            status = subprocess.run(
+                command, cwd=PROJECT_ROOT, env=_variables(), stdout=target, stderr=target, check=False
+            ).returncode
+        if not live:
+            typer.echo(f"--- the {environment} environment\n{output.read_text(errors='replace')}")
+        counts.update(_counts_of(report, status))
+    return counts
+
+
+def _command(environment: Environment, report: Path, *, everything: bool, arguments: Sequence[str]) -> list[str]:
+    folders = [str(PROJECT_ROOT / "tests" / name) for name in FOLDERS[environment]]
     selection = [] if everything else ["-m", "not slow"]
-    command = [str(python_of(environment)), "-m", "pytest", *folders, *selection, f"--junitxml={report}", *arguments]
-    typer.echo(f"--- tests in the {environment} environment")
-    variables = {"OMP_NUM_THREADS": "1", **os.environ, "AERIE_TEST_ENVIRONMENT": environment}
-    return subprocess.run(command, cwd=PROJECT_ROOT, env=variables, check=False).returncode
+    return [str(python_of(environment)), "-m", "pytest", *folders, *selection, f"--junitxml={report}", *arguments]
+
+
+def _variables() -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1", **os.environ}
 
 
 NO_TESTS_COLLECTED = 5
