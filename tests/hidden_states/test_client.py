@@ -1,7 +1,6 @@
 """The capturing client against a server that misbehaves: a stand-in, to inject what a real one does rarely."""
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from itertools import count
@@ -12,6 +11,7 @@ import torch
 from aiohttp import web
 
 from aerie.artefacts.corpus import CorpusRow
+from aerie.artefacts.files import write_json
 from aerie.artefacts.state_files import read_states, state_path, write_states
 from aerie.errors import Failed, Retryable
 from aerie.hidden_states import client
@@ -133,7 +133,7 @@ def test_files_of_an_interrupted_run_are_kept_and_its_bad_ones_captured_again(se
 
 def test_a_failure_inside_the_hook_is_passed_on_with_its_reason(server):
     def fail(_number, name, _body, answer):
-        failure_path(server.states, name).write_text(json.dumps({"reason": "slots [2] of 4 gave no residual"}))
+        write_json(failure_path(server.states, name), {"reason": "slots [2] of 4 gave no residual"})
         return answer
 
     server.misbehave = fail
@@ -143,7 +143,7 @@ def test_a_failure_inside_the_hook_is_passed_on_with_its_reason(server):
 
 def test_a_model_that_cannot_be_hooked_is_passed_on_but_not_after_it_is_mended(server):
     def fail(_number, _name, _body, answer):
-        hook_failure_path(server.states).write_text(json.dumps({"reason": "without a ForwardBatch"}))
+        write_json(hook_failure_path(server.states), {"reason": "without a ForwardBatch"})
         return answer
 
     server.misbehave = fail
