@@ -103,23 +103,27 @@ class AirflowApi:
         tasks: list[Any] = self.call("GET", path, query={"limit": 200})["task_instances"]
         return tasks
 
-    def log(self, dag_id: str, run_id: str, task_id: str, attempt: int) -> list[str]:
-        """Lines of a task's log; an exception is one line after the line that reports it."""
+    def _log_lines(self, dag_id: str, run_id: str, task_id: str, attempt: int) -> list[Any]:
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{attempt}"
-        content = self.call("GET", path, query={"full_content": "true"})["content"]
-        lines: list[str] = []
-        for line in content:
-            lines.append(str(line["event"]))
-            lines += [f"{error['exc_type']}: {error['exc_value']}" for error in line.get("error_detail") or ()]
+        lines: list[Any] = self.call("GET", path, query={"full_content": "true"})["content"]
         return lines
 
+    def log(self, dag_id: str, run_id: str, task_id: str, attempt: int) -> list[str]:
+        """Lines of a task's log; an exception's message is one line after the line that reports it."""
+        content = self._log_lines(dag_id, run_id, task_id, attempt)
+        return [text for line in content for text in (str(line["event"]), *_exceptions(line))]
+
     def error(self, dag_id: str, run_id: str, task_id: str, attempt: int) -> str:
-        """What a failed task says went wrong: its exception, else its last line."""
-        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{attempt}"
-        content = self.call("GET", path, query={"full_content": "true"})["content"]
-        errors = [error["exc_value"] for line in content for error in line.get("error_detail") or ()]
+        """What a failed task says went wrong: its exception's message, else its last line."""
+        content = self._log_lines(dag_id, run_id, task_id, attempt)
+        errors = [text for line in content for text in _exceptions(line)]
         lines = [str(line["event"]) for line in content if not str(line["event"]).startswith("::")]
-        return str([*lines, *errors][-1]) if lines or errors else "it left no log"
+        return [*lines, *errors][-1] if lines or errors else "it left no log"
+
+
+def _exceptions(line: Mapping[str, Any]) -> list[str]:
+    """Messages of the exceptions that a log line carries."""
+    return [str(error["exc_value"]) for error in line.get("error_detail") or ()]
 
 
 def seconds_between(started: str, ended: str) -> float:
