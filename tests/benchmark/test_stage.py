@@ -222,3 +222,12 @@ def test_an_edition_without_held_out_prompts_is_told_what_to_raise(bench):
         write_prompts(bench.files.dataset(key).prompts, [])
     with pytest.raises(BadInput, match=r"raise splits\.benchmark"):
         stage.benchmark(bench.request(), bench.events)
+
+
+def test_a_drafter_that_was_never_exported_is_named_before_a_server_starts(tmp_path):
+    from aerie.benchmark.server import drafter_plan
+    from aerie.errors import BadInput
+    from aerie.settings.pipeline import BenchmarkSettings
+
+    with pytest.raises(BadInput, match=r"nowhere: the drafter cannot be read: .*; run stage export first"):
+        drafter_plan(tmp_path / "nowhere", BenchmarkSettings())

@@ -8,7 +8,7 @@ from typing import Any
 import requests
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aerie.errors import Failed, Retryable
+from aerie.errors import BadInput, Failed, Retryable
 from aerie.serving.client import held
 from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.serving.plan import DrafterPlan, checkpoint_identity
@@ -39,12 +39,20 @@ def benchmark_server(request: StageRequest, drafter: Path | None, events: Events
 
 
 def drafter_plan(drafter: Path | None, asked: BenchmarkSettings) -> DrafterPlan | None:
-    """The drafter as the server is to run it."""
+    """The drafter as the server is to run it.
+
+    Raises:
+        BadInput: there is no drafter in the folder.
+    """
     if drafter is None:
         return None
+    try:
+        identity = checkpoint_identity(drafter)
+    except OSError as error:
+        raise BadInput(f"{drafter}: the drafter cannot be read: {error}; run stage export first") from error
     return DrafterPlan(
         path=drafter,
-        identity=checkpoint_identity(drafter),
+        identity=identity,
         num_steps=asked.num_steps,
         eagle_topk=asked.eagle_topk,
         num_draft_tokens=asked.num_draft_tokens,
