@@ -101,10 +101,10 @@ def test_an_mla_verifier_gets_a_plain_llama_drafter(tmp_path):
     assert (decoder.num_key_value_heads, decoder.intermediate_size) == (8, 1024)
 
 
-def test_training_runs_speculators_unchanged_where_there_is_an_accelerator(tmp_path):
+def test_one_process_is_started_by_the_launcher_and_several_by_torchrun(tmp_path):
     configuration = tmp_path / "run.yaml"
     one = trainer_command(settings(), configuration, accelerated=True)
-    assert one[1:] == ["-m", "speculators.train", "--config", str(configuration)]
+    assert one[1:] == ["-m", "aerie.training.launcher", "--config", str(configuration)]
     several = trainer_command(settings(processes=8, extra_arguments=("--fsdp-shard",)), configuration, accelerated=True)
     assert several[1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=8"]
     assert several[-1] == "--fsdp-shard"

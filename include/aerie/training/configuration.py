@@ -210,17 +210,15 @@ def resolve(configuration: Path, extra_arguments: tuple[str, ...]) -> TrainConfi
 
 
 def trainer_command(settings: TrainingSettings, configuration: Path, *, accelerated: bool) -> list[str]:
-    """The command that trains: speculators unchanged, under torchrun for several processes, adapted on a CPU.
+    """The command that trains: through ``aerie.training.launcher``, or under torchrun for several processes.
 
     Raises:
         BadInput: several processes without an accelerator.
     """
-    module = [sys.executable, "-m", "speculators.train"]
-    if not accelerated:
-        if settings.processes > 1:
+    module = ["-m", "aerie.training.launcher"]
+    if settings.processes > 1:
+        if not accelerated:
             raise BadInput(f"training.processes is {settings.processes}: without an accelerator it must be 1")
-        module = [sys.executable, "-m", "aerie.training.cpu_launcher"]
-    elif settings.processes > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={settings.processes}"]
-        module = [sys.executable, *launcher, "-m", "speculators.train"]
-    return [*module, "--config", str(configuration), *settings.extra_arguments]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={settings.processes}"]
+        module = [*torchrun, "-m", "speculators.train"]
+    return [sys.executable, *module, "--config", str(configuration), *settings.extra_arguments]
