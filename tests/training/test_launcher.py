@@ -68,7 +68,7 @@ def log_while_told_to_end():
         def emit(self, record):
             try:
                 end_me()
-            except Exception:  # as rich's handler and every other of logging does
+            except Exception:  # noqa: BLE001 - as every handler of logging does
                 self.handleError(record)
 
     log = logging.Logger("metrics")

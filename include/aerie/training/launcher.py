@@ -43,7 +43,7 @@ def interrupt_between_batches() -> None:
     told_to_end: list[int] = []
 
     class Handler(graceful_shutdown.GracefulShutdownHandler):
-        def _handler(self, signum: int, frame: FrameType | None) -> None:
+        def _handler(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
             if os.getpid() != self._owner_pid:
                 return
             if not told_to_end:
