@@ -19,8 +19,9 @@ from aerie.artefacts.response_log import Response, ResponseLog
 from aerie.errors import Retryable
 from aerie.generation.admission import Admission
 from aerie.generation.client import TRANSIENT, Answer, GenerateClient, GenerateRequest, RequestFailed
-from aerie.generation.population import JUDGED, Judge, Population, Stop, judged_row
+from aerie.generation.population import Population, Stop
 from aerie.generation.prompts import GenerationPrompt
+from aerie.generation.reconciliation import JUDGED, Judge, judged_row
 from aerie.store.queries.ledger import LedgerRow
 
 # Answers that wait for the disk: beyond this many, no request starts.

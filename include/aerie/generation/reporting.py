@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from aerie.generation.budget import decide
-from aerie.generation.population import JUDGED, Population, Stop
+from aerie.generation.population import Population, Stop
+from aerie.generation.reconciliation import JUDGED
 from aerie.stages import Events
 
 SECONDS_PER_HOUR = 3600.0

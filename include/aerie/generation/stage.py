@@ -23,8 +23,9 @@ from aerie.generation.budget import Limits, decide
 from aerie.generation.client import GenerateClient, RequestFailed, sampling_parameters
 from aerie.generation.driver import Driver
 from aerie.generation.fingerprints import Fingerprinted, generation_settings, hold_generation, rules_settings
-from aerie.generation.population import Population, Stop, reconcile
+from aerie.generation.population import Population, Stop
 from aerie.generation.prompts import GenerationPrompt, load_prompts
+from aerie.generation.reconciliation import reconcile
 from aerie.generation.reporting import Reporter
 from aerie.generation.server import Server, check_server, ensure
 from aerie.settings.machine import database_url
