@@ -35,6 +35,12 @@ params = {
         title="Edition",
         description="Label of one population of data. The same edition continues, a new one starts afresh.",
     ),
+    "pilot": Param(
+        False,
+        type="boolean",
+        title="Pilot",
+        description="A small share of the budgets, up to the acceptance gate; the same edition without it goes on.",
+    ),
     "from": Param("prepare", type="string", enum=list(STEPS), title="From", description="First step to run."),
     "to": Param("publish", type="string", enum=list(STEPS), title="To", description="Last step to run."),
     "force": Param(False, type="boolean", title="Force", description="Run steps again that already have an answer."),

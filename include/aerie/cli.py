@@ -62,11 +62,26 @@ def demo(
     json: Annotated[Path | None, typer.Option(help="Where to write the summary as JSON.")] = None,
 ) -> None:
     """Run the main job on the sample sources and leave Airflow's UI open."""
-    from aerie.local.demo import run_demo
+    from aerie.local.watched_run import run_pipeline
 
-    succeeded = run_demo(say, once=once, summary_path=json)
-    if not succeeded:
+    if not run_pipeline(say, {}, once=once, summary_path=json):
         raise typer.Exit(1)
+
+
+@app.command()
+def pilot(
+    edition: Annotated[
+        str, typer.Option(help="Edition that the pilot begins and the whole run goes on with.")
+    ] = "main",
+    once: Annotated[bool, typer.Option(help="Shut everything down at the end.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Where to write the summary as JSON.")] = None,
+) -> None:
+    """Take a small share of the budgets through every step to the acceptance gate; exit 1 where it does not pass."""
+    from aerie.local.watched_run import run_pipeline
+
+    if not run_pipeline(say, {"edition": edition, "pilot": True}, once=once, summary_path=json):
+        raise typer.Exit(1)
+    say(f"the pilot passed; a run of edition {edition} without 'pilot' goes on from it")
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

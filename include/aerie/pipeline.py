@@ -1,12 +1,12 @@
 """The pipeline's order, and what a run's parameters ask of it."""
 
 import re
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from aerie.settings.machine import data_root, server_folder
-from aerie.settings.pipeline import DATASET_KEYS, PipelineSettings
+from aerie.settings.pipeline import DATASET_KEYS, TOKENISED_KEYS, PipelineSettings
 from aerie.settings.profile import Frozen
 from aerie.stages import StageRequest
 
@@ -19,12 +19,18 @@ STEPS: tuple[str, ...] = get_args(Step)
 
 Place = Literal["before", "inside", "outside"]
 
+PILOT_END: Step = "benchmark"
 DEFAULT_EDITION = "main"
 EDITION_PATTERN = r"^[a-z0-9_-]+$"
 
 
 class RunParameters(Frozen):
-    """What a person asks of one run. ``budget_tokens`` None takes each data set's own."""
+    """What a person asks of one run. ``budget_tokens`` None takes each data set's own.
+
+    A ``pilot`` takes a small share of the budgets through every step up to the acceptance gate (``PilotSettings``);
+    the same edition without it goes on from there. Data sets that are already tokenised wait for that: they cost no
+    generation, and would make capture and training as long as in the whole run.
+    """
 
     datasets: tuple[str, ...] = DATASET_KEYS
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -32,6 +38,17 @@ class RunParameters(Frozen):
     first: Step = Field(default="prepare", alias="from")
     last: Step = Field(default="publish", alias="to")
     force: bool = False
+    pilot: bool = False
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """Data sets that the run works on."""
+        return tuple(key for key in self.datasets if not (self.pilot and key in TOKENISED_KEYS))
+
+    @property
+    def last_step(self) -> str:
+        """Last step that the run takes: a pilot never publishes."""
+        return min(self.last, PILOT_END, key=STEPS.index) if self.pilot else self.last
 
     @field_validator("edition")
     @classmethod
@@ -40,10 +57,17 @@ class RunParameters(Frozen):
             raise ValueError(f"edition {edition!r}: expected lower-case letters, digits, '_' and '-'")
         return edition
 
+    @model_validator(mode="after")
+    def _pilot_generates(self) -> Self:
+        if not self.selected:
+            raise ValueError(f"a pilot of {', '.join(self.datasets)}: expected a data set that is generated")
+        return self
+
     def describe(self) -> str:
         """One line for a log."""
         budget = "the configured budgets" if self.budget_tokens is None else f"{self.budget_tokens:,} tokens a data set"
-        return f"data sets {', '.join(self.datasets)}; {budget}; from {self.first} to {self.last}"
+        pilot = "pilot of " if self.pilot else ""
+        return f"{pilot}data sets {', '.join(self.selected)}; {budget}; from {self.first} to {self.last_step}"
 
 
 def step_of(stage: str, phase: str | None) -> str:
@@ -60,14 +84,14 @@ def place_of(parameters: RunParameters, *, stage: str, dataset: str | None, phas
 
     ``before`` its first step, ``inside``, or ``outside``: after its last step, or of a data set that is not selected.
     """
-    if dataset is not None and dataset not in parameters.datasets:
+    if dataset is not None and dataset not in parameters.selected:
         return "outside"
     step = step_of(stage, phase)
     if step not in STEPS:
         return "inside"
     if STEPS.index(step) < STEPS.index(parameters.first):
         return "before"
-    return "inside" if STEPS.index(step) <= STEPS.index(parameters.last) else "outside"
+    return "inside" if STEPS.index(step) <= STEPS.index(parameters.last_step) else "outside"
 
 
 def stage_request(
@@ -81,12 +105,14 @@ def stage_request(
     """The request of one task of a run."""
     if parameters.budget_tokens is not None:
         settings = settings.with_budget(parameters.budget_tokens)
+    if parameters.pilot:
+        settings = settings.as_pilot()
     document = {
         "data_root": data_root(),
         "server_folder": server_folder(),
         "edition": parameters.edition,
         "dataset": dataset,
-        "selected": parameters.datasets,
+        "selected": parameters.selected,
         "phase": phase,
         "run_id": run_id,
         "force": parameters.force,

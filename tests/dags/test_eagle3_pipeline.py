@@ -77,6 +77,15 @@ def test_from_and_to_bound_the_run_and_take_the_servers_with_them():
     assert place(parameters, "plan") == "inside"
 
 
+def test_a_pilot_ends_at_the_acceptance_gate_and_leaves_out_what_would_make_it_long():
+    pilot = RunParameters(pilot=True)
+    assert place(pilot, "benchmark") == place(pilot, "generate", "B1_glaive") == "inside"
+    assert place(pilot, "publish") == place(pilot, "import", "A1") == "outside"
+    assert place(RunParameters.model_validate({"pilot": True, "to": "merge"}), "vocabulary") == "outside"
+    with pytest.raises(ValueError, match="a pilot of A1: expected a data set that is generated"):
+        RunParameters(pilot=True, datasets=("A1",))
+
+
 @pytest.mark.parametrize(
     "wrong", [{"edition": "Main"}, {"edition": "../main"}, {"to": "deploy"}, {"budget_tokens": -1}]
 )

@@ -50,7 +50,7 @@ def api(stack):
 
 
 def run_to_its_end(api: AirflowApi) -> tuple[dict, list[dict]]:
-    from aerie.local.demo import wait_for_dag, watch
+    from aerie.local.watched_run import wait_for_dag, watch
 
     wait_for_dag(api, DAG_ID)
     run_id = api.trigger(DAG_ID, {"datasets": KEYS, "edition": EDITION})

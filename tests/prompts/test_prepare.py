@@ -210,12 +210,11 @@ def test_a_conversation_too_long_for_the_context_falls_back_to_an_earlier_turn_t
     assert len({p.turn for p in prompts}) > 3, "turns must be drawn among all that fit, not pile up at the limit"
 
 
-def test_a_maximum_of_prompts_takes_the_first_of_the_whole_order(stage: Stage) -> None:
+def test_max_prompts_is_left_to_admission_so_that_raising_it_prepares_nothing_again(stage: Stage) -> None:
     everything = stage.prompts(ROWS)
 
-    few = stage.prompts(ROWS, dataset={"max_prompts": 7})
-
-    assert few == everything[:7]
+    assert stage.prompts(ROWS, dataset={"max_prompts": 7}) == everything
+    assert stage.run(None, dataset={"max_prompts": 9}).reused is True
 
 
 def test_the_same_request_has_nothing_to_do_and_a_changed_one_starts_again(

@@ -5,7 +5,7 @@ import yaml
 
 from aerie.errors import BadInput
 from aerie.settings.machine import PROJECT_ROOT
-from aerie.settings.pipeline import DATASET_KEYS, load_settings
+from aerie.settings.pipeline import DATASET_KEYS, PilotSettings, load_settings
 
 DEMO = PROJECT_ROOT / "demo" / "config.yaml"
 
@@ -63,3 +63,23 @@ def test_a_runs_budget_holds_for_generated_data_sets_only():
     assert settings.dataset("B8_sweagent").budget_tokens == 7
     assert settings.dataset("A1") == load_settings(DEMO).dataset("A1")
     assert load_settings(DEMO).with_budget(0).dataset("B1_glaive").cost_ceiling_tokens is None
+
+
+def test_long_responses_have_the_reference_deployments_defaults_unless_the_file_says_otherwise(tmp_path):
+    def bare(document):
+        for key in ("B1_glaive", "B8_sweagent"):
+            del document["datasets"][key]["concurrency"], document["datasets"][key]["max_new_tokens"]
+
+    settings = load_settings(changed(tmp_path, bare))
+    assert (settings.dataset("B1_glaive").concurrency, settings.dataset("B1_glaive").max_new_tokens) == (150, 8192)
+    assert (settings.dataset("B8_sweagent").concurrency, settings.dataset("B8_sweagent").max_new_tokens) == (32, 16_384)
+    assert load_settings(DEMO).dataset("B8_sweagent").concurrency == 16
+
+
+def test_a_pilot_takes_its_share_of_each_budget_and_of_the_default_where_there_is_none():
+    settings = load_settings(DEMO).model_copy(update={"pilot": PilotSettings(share=0.02)})
+    pilot = settings.as_pilot()
+    assert pilot.dataset("B1_glaive").budget_tokens == 70
+    assert pilot.dataset("B8_sweagent").budget_tokens == 200_000
+    assert pilot.dataset("A1") == settings.dataset("A1")
+    assert pilot.benchmark.minimum_acceptance_length == 1.2 < settings.benchmark.minimum_acceptance_length

@@ -67,14 +67,13 @@ def candidate_of(conversation: Conversation, where: str, *, seed: int) -> Candid
 
 @dataclass
 class Renderer:
-    """Renders candidates and counts. ``maximum_prompts`` None takes all; prompts that are skipped do not count."""
+    """Renders candidates and counts; prompts that are skipped are not ``usable``."""
 
     verifier: Verifier
     dataset: str
     seed: int
     splits: SplitSettings
     maximum_tokens: int
-    maximum_prompts: int | None
     progress: Progress
     tally: Tally = field(default_factory=Tally)
     split_counts: Counter[str] = field(default_factory=Counter)
@@ -91,8 +90,6 @@ class Renderer:
     def prompts(self, candidates: Candidates) -> Iterator[Prompt]:
         """Yield prompts by rank, each once; one that cannot be generated has a ``skip_reason`` and no ids."""
         for candidate in candidates.in_order():
-            if self.usable == self.maximum_prompts:
-                return
             prompt = self._prompt(candidate)
             if prompt is not None:
                 yield prompt

@@ -48,7 +48,6 @@ def prepare(request: StageRequest, events: Events) -> StageResult:
         {
             **_origin(request, source),
             "seed": settings.seed,
-            "maximum_prompts": dataset.max_prompts,
             "maximum_prompt_tokens": maximum_tokens,
             "verifier": _rendering_identity(verifier),
         }
@@ -76,11 +75,9 @@ def prepare(request: StageRequest, events: Events) -> StageResult:
             seed=settings.seed,
             splits=settings.splits,
             maximum_tokens=maximum_tokens,
-            maximum_prompts=dataset.max_prompts,
             progress=progress,
         )
         written = write_prompts(files.prompts, _checked(renderer.prompts(candidates), renderer.tally, source))
-        not_taken = candidates.added - written - renderer.duplicates
     write_verifier_tokens(files.verifier_tokens, verifier.tokens)
     events.progress(
         f"{request.dataset}: {renderer.usable} prompts, {renderer.prompt_tokens} tokens, "
@@ -103,7 +100,7 @@ def prepare(request: StageRequest, events: Events) -> StageResult:
             "longest_prompt_tokens": renderer.longest_prompt_tokens,
             "skipped": dict((read.skipped + renderer.tally.skipped).most_common()),
             "skipped_examples": read.examples | renderer.tally.examples,
-            "set_aside": dict(read.set_aside) | {"duplicate": renderer.duplicates, "beyond_max_prompts": not_taken},
+            "set_aside": dict(read.set_aside) | {"duplicate": renderer.duplicates},
             "repairs": dict(read.repairs.most_common()),
         },
     )

@@ -1,10 +1,11 @@
 """The configuration of the whole pipeline, as one frozen document read from YAML."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from aerie.errors import BadInput
 from aerie.settings.profile import Frozen, Profile, Sampling, load_profile
@@ -25,6 +26,9 @@ DATASET_KEYS = GENERATED_KEYS + TOKENISED_KEYS
 
 DEFAULT_BUDGET_TOKENS = 10_000_000
 COST_CEILING_RATIO = 1.25
+
+LONG_RESPONSES: Mapping[str, Mapping[str, int]] = {"B8_sweagent": {"concurrency": 32, "max_new_tokens": 16_384}}
+"""Defaults of data sets whose prompts and responses are long; the reference deployment ran them so."""
 
 
 def _beside_file(path: Path, info: ValidationInfo) -> Path:
@@ -106,7 +110,7 @@ class SourceSettings(Frozen):
 
 
 class DatasetSettings(Frozen):
-    """One data set. Budgets count tokens; 0 means all prompts."""
+    """One data set. Budgets count tokens; 0 means all prompts. ``LONG_RESPONSES`` has other defaults for some."""
 
     kind: Literal["generated", "tokenised"] = "generated"
     source: SourceSettings
@@ -137,7 +141,7 @@ class GenerationSettings(Frozen):
     quarantine_window: PositiveInt = 200
     maximum_attempts: PositiveInt = 4
     request_timeout_seconds: PositiveInt = 3600
-    progress_seconds: Annotated[float, Field(gt=0)] = 10.0
+    progress_seconds: Annotated[float, Field(gt=0, le=30)] = 10.0
 
 
 class SplitSettings(Frozen):
@@ -207,6 +211,17 @@ class PublishSettings(Frozen):
     folder: FilePath
 
 
+class PilotSettings(Frozen):
+    """A first, small run of the whole pipeline, which finds within an hour a drafter that will not work.
+
+    ``share`` is of each budget, and of the default budget where a data set has none. What little data teaches is
+    measured by ``minimum_acceptance_length``: broken data, layers or mappings give 1.0.
+    """
+
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    minimum_acceptance_length: Annotated[float, Field(gt=1.01)] = 1.2
+
+
 class PipelineSettings(Frozen):
     """The whole configuration."""
 
@@ -224,6 +239,17 @@ class PipelineSettings(Frozen):
     training: TrainingSettings
     benchmark: BenchmarkSettings = BenchmarkSettings()
     publish: PublishSettings
+    pilot: PilotSettings = PilotSettings()
+
+    @field_validator("datasets", mode="before")
+    @classmethod
+    def _long_responses(cls, datasets: Any) -> Any:
+        if not isinstance(datasets, Mapping):
+            return datasets
+        return {
+            key: {**LONG_RESPONSES[key], **given} if key in LONG_RESPONSES and isinstance(given, Mapping) else given
+            for key, given in datasets.items()
+        }
 
     @model_validator(mode="after")
     def _known_datasets(self) -> Self:
@@ -250,8 +276,21 @@ class PipelineSettings(Frozen):
 
     def with_budget(self, budget_tokens: int) -> "PipelineSettings":
         """The same configuration with this budget for every generated data set."""
+        return self._with_budgets(lambda _: budget_tokens)
+
+    def as_pilot(self) -> "PipelineSettings":
+        """The same configuration with the pilot's share of the budgets, and its gate."""
+        smaller = self._with_budgets(
+            lambda dataset: math.ceil((dataset.budget_tokens or DEFAULT_BUDGET_TOKENS) * self.pilot.share)
+        )
+        gate = {"minimum_acceptance_length": self.pilot.minimum_acceptance_length}
+        return smaller.model_copy(update={"benchmark": self.benchmark.model_copy(update=gate)})
+
+    def _with_budgets(self, budget_of: Callable[[DatasetSettings], int]) -> "PipelineSettings":
         datasets = {
-            key: dataset.model_copy(update={"budget_tokens": budget_tokens}) if dataset.kind == "generated" else dataset
+            key: dataset.model_copy(update={"budget_tokens": budget_of(dataset)})
+            if dataset.kind == "generated"
+            else dataset
             for key, dataset in self.datasets.items()
         }
         return self.model_copy(update={"datasets": datasets})

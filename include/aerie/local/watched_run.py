@@ -1,4 +1,4 @@
-"""The main job on the sample sources, watched from a terminal."""
+"""One run of the pipeline, watched from a terminal."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from aerie.errors import BadInput, Failed, Retryable
 from aerie.local import stack
 from aerie.local.airflow_api import TERMINAL_RUN_STATES, AirflowApi, seconds_between
 from aerie.local.configuration import StackConfiguration
-from aerie.pipeline import DEFAULT_EDITION
+from aerie.pipeline import DEFAULT_EDITION, RunParameters
 from aerie.settings.machine import run_folder
 from aerie.store.connection import connected
 from aerie.store.queries.ledger import LedgerCounts, count_editions
@@ -29,15 +29,16 @@ EditionCounts = Mapping[tuple[str, str], LedgerCounts]
 Report = Callable[[str], None]
 
 
-def run_demo(report: Report, *, once: bool, summary_path: Path | None) -> bool:
-    """Run the main job and print its summary; True when the run succeeded.
+def run_pipeline(report: Report, parameters: Mapping[str, Any], *, once: bool, summary_path: Path | None) -> bool:
+    """Run the pipeline with these parameters of its form and print the summary; True when the run succeeded.
 
-    A run that an interrupted demo left going is watched to its end instead of starting a second one.
+    A run with the same parameters that an interrupted command left going is watched to its end instead of starting a
+    second one.
     """
     started = time.monotonic()
     try:
         configuration = stack.up(report)
-        summary = _run(configuration, report, started)
+        summary = _run(configuration, report, started, parameters)
         path = summary_path or run_folder(summary["run_id"]) / "summary.json"
         write_text(path, json.dumps({key: value for key, value in summary.items() if key != "run_id"}, indent=2) + "\n")
         console = Console(width=None if Console().is_terminal else 140)
@@ -55,15 +56,19 @@ def run_demo(report: Report, *, once: bool, summary_path: Path | None) -> bool:
     return bool(summary["state"] == "success")
 
 
-def _run(configuration: StackConfiguration, report: Report, started: float) -> dict[str, Any]:
+def _run(
+    configuration: StackConfiguration, report: Report, started: float, parameters: Mapping[str, Any]
+) -> dict[str, Any]:
     api = AirflowApi(configuration.airflow_url, configuration.airflow_password)
     wait_for_dag(api, DAG_ID)
     run = None
+    asked = RunParameters.model_validate(parameters)
     for active in api.active_runs(DAG_ID):
         report(f"watching run {active['dag_run_id']}, which an earlier command started")
-        run = watch(api, configuration.database_url, active["dag_run_id"], report)
+        ended = watch(api, configuration.database_url, active["dag_run_id"], report)
+        run = ended if RunParameters.model_validate(ended["conf"]) == asked else None
     if run is None or run["state"] != "success":
-        run = watch(api, configuration.database_url, api.trigger(DAG_ID, {}), report)
+        run = watch(api, configuration.database_url, api.trigger(DAG_ID, parameters), report)
     run_id = run["dag_run_id"]
     with connected(configuration.database_url, application="aerie demo") as connection:
         recorded = read_run(connection, run_id=run_id)
