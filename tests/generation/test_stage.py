@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from aerie.errors import BadInput, Failed, Retryable
-from aerie.generation import fingerprints, stage
+from aerie.generation import fingerprints, stage, writer
 from aerie.generation.server import Server
 from aerie.store.connection import connected
 from aerie.store.queries.ledger import only_writer
@@ -387,22 +387,45 @@ def test_two_crashes_and_a_stale_database_leave_log_and_ledger_equal(world):
     world.check_log_equals_ledger()
 
 
-def test_a_database_that_goes_away_mid_run_is_worth_retrying_and_nothing_is_lost(world):
-    world.server.delay_seconds = 0.05
+def cut_sessions(database_url):
+    with connected(database_url) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE 'aerie generate%'"
+        )
 
+
+def test_a_database_session_that_is_cut_is_opened_again_and_the_run_goes_on(world):
+    world.server.delay_seconds = 0.05
+    cuts = []
+
+    def cut(body, before):
+        if len(world.server.requests) >= (15, 30, 99)[len(cuts)]:
+            cuts.append(body)
+            cut_sessions(world.database_url)
+
+    world.server.fault = cut
+    assert manifest_of(world.run()).counts["kept"] == 40
+    assert len(cuts) == 2 and max(world.server.seen.values()) == 1
+    world.check_log_equals_ledger()
+
+
+def test_whoever_wrote_while_the_session_was_cut_ends_the_run_before_the_ledger_has_two_writers(world):
+    world.server.delay_seconds = 0.05
     cuts = []
 
     def cut(body, before):
         if len(world.server.requests) >= 15 and not cuts:
             cuts.append(body)
-            with connected(world.database_url) as connection, connection.cursor() as cursor:
-                cursor.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE datname = current_database() AND application_name LIKE 'aerie generate%'"
-                )
+            cut_sessions(world.database_url)
+            with (
+                connected(world.database_url) as connection,
+                only_writer(connection, edition="main", dataset=DATASET, run_id="another"),
+            ):
+                pass
 
     world.server.fault = cut
-    with pytest.raises(Retryable, match="connection to the database broke"):
+    with pytest.raises(Retryable, match="another process wrote it"):
         world.run()
     world.server.fault = lambda body, before: None
     durable = {row["sample_id"] for row in world.log()}
@@ -410,3 +433,30 @@ def test_a_database_that_goes_away_mid_run_is_worth_retrying_and_nothing_is_lost
     assert manifest_of(world.run()).counts["kept"] == 40
     assert all(world.server.seen[sample_id] == before[sample_id] for sample_id in durable)
     world.check_log_equals_ledger()
+
+
+def test_a_database_that_does_not_come_back_ends_the_run_worth_retrying(world, monkeypatch):
+    monkeypatch.setattr(writer, "RECONNECT_SECONDS", 0.5)
+    world.server.delay_seconds = 0.05
+
+    def go_away(body, before):
+        if len(world.server.requests) >= 15:
+            monkeypatch.setattr(writer, "connect", refuse)
+            cut_sessions(world.database_url)
+
+    def refuse(url, **options):
+        raise Retryable("database cannot be used: connection refused")
+
+    world.server.fault = go_away
+    with pytest.raises(Retryable, match="connection refused"):
+        world.run()
+
+
+def test_two_generators_on_one_machine_never_write_one_log_whatever_the_database_says(world, tmp_path):
+    lock = world.files.folder / "generate.lock"
+    with (
+        writer.lock_file(lock, run_id="the first"),
+        pytest.raises(Failed, match=r"being written by run the first \(process \d+ on "),
+    ):
+        world.run()
+    assert not world.server.requests

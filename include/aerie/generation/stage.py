@@ -28,12 +28,13 @@ from aerie.generation.prompts import GenerationPrompt, load_prompts
 from aerie.generation.reconciliation import reconcile
 from aerie.generation.reporting import Reporter
 from aerie.generation.server import Server, check_server, ensure
+from aerie.generation.writer import DatasetWriter
 from aerie.settings.machine import database_url
 from aerie.settings.pipeline import DatasetSettings
 from aerie.stages import Events, StageRequest, StageResult
-from aerie.store.connection import Connection, connected
+from aerie.store.connection import Connection
 from aerie.store.migrate import migrate
-from aerie.store.queries.ledger import delete_rows, only_writer, read_ledger, write_rows
+from aerie.store.queries.ledger import delete_rows, read_ledger, write_rows
 from aerie.store.queries.runs import read_edition, record_edition, record_stop
 
 STAGE = "generate"
@@ -146,11 +147,9 @@ def generate(request: StageRequest, events: Events) -> StageResult:
     manifest_path.unlink(missing_ok=True)
     url = database_url()
     migrate(url)
-    with (
-        connected(url, application=f"aerie generate {job.where}") as connection,
-        only_writer(connection, **job.key, run_id=request.run_id),
-    ):
-        stop, counts = _generate(job, connection)
+    lock_path = job.files.folder / "generate.lock"
+    with DatasetWriter(url, **job.key, run_id=request.run_id, lock_path=lock_path) as writer:
+        stop, counts = _generate(job, writer)
     if stop.failed:
         events.alert(stop.reason, f"{job.where}: {stop.message}")
         raise Failed(f"{job.where} stopped by {stop.reason}: {stop.message}")
@@ -167,16 +166,16 @@ def generate(request: StageRequest, events: Events) -> StageResult:
     return StageResult(stage=STAGE, reused=False, manifest=manifest)
 
 
-def _generate(job: Job, connection: Connection) -> tuple[Stop, dict[str, Any]]:
+def _generate(job: Job, writer: DatasetWriter) -> tuple[Stop, dict[str, Any]]:
     """Reconcile, generate what is missing, and record why it stopped; the caller is the only writer."""
     with ResponseLog(job.files.responses) as log:
-        population = _reconciled(job, connection, log)
+        population = _reconciled(job, writer.connection, log)
         reporter = Reporter(job.events, population, dataset=job.dataset)
         if population.pending() and decide(population.limits, population.counts).reached is None:
-            stop = asyncio.run(_drive(job, connection, log, population, reporter))
+            stop = asyncio.run(_drive(job, writer, log, population, reporter))
         else:
             stop = population.conclude()
-    record_stop(connection, **job.key, stopped_by=stop.reason, message=stop.message)
+    record_stop(writer.connection, **job.key, stopped_by=stop.reason, message=stop.message)
     reporter.close(stop, output=job.files.responses)
     return stop, _counts(job, population, stop, seconds=reporter.seconds)
 
@@ -234,9 +233,7 @@ def _report_repair(job: Job, log: ResponseLog) -> None:
         job.events.alert("damaged_row", f"{row}; it was set aside, and its sample is generated again")
 
 
-async def _drive(
-    job: Job, connection: Connection, log: ResponseLog, population: Population, reporter: Reporter
-) -> Stop:
+async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: Population, reporter: Reporter) -> Stop:
     request, settings = job.request, job.request.settings
     server = await asyncio.to_thread(_ensure_server, request, job.events)
     profile = settings.verifier.load_profile()
@@ -254,7 +251,7 @@ async def _drive(
             population,
             client=client,
             log=log,
-            write_ledger=partial(_write_ledger, connection, job.key),
+            write_ledger=writer.write,
             judge=job.judge,
             concurrency=job.settings.concurrency,
             launch_token=server.launch_token,
@@ -308,10 +305,6 @@ async def _check_server(client: GenerateClient, job: Job, server: Server) -> Non
         f"server {server.url}: SGLang {info.version}, {info.dtype}, KV cache {info.kv_cache_dtype}, "
         f"{info.max_total_num_tokens:,} KV tokens"
     )
-
-
-def _write_ledger(connection: Connection, key: dict[str, str], rows: tuple[Any, ...]) -> None:
-    write_rows(connection, edition=key["edition"], dataset=key["dataset"], rows=rows)
 
 
 def _counts(job: Job, population: Population, stop: Stop, *, seconds: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Literal
 from psycopg2.extras import execute_values
 
 from aerie.artefacts.samples import VerdictRow
-from aerie.errors import Failed
+from aerie.errors import Failed, Retryable
 from aerie.store.connection import Connection, transaction
 from aerie.store.queries.rows import Row, as_mappings
 
@@ -232,7 +232,7 @@ def only_writer(connection: Connection, *, edition: str, dataset: str, run_id: s
     Raises:
         Failed: another process holds it; the message names its run, host and process.
     """
-    name = f"aerie samples {edition}/{dataset}"
+    name = _lock_name(edition, dataset)
     with transaction(connection) as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (name,))
         held = cursor.fetchone()
@@ -252,6 +252,26 @@ def only_writer(connection: Connection, *, edition: str, dataset: str, run_id: s
         if not connection.closed:
             with transaction(connection) as cursor:
                 cursor.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", (name,))
+
+
+def still_only_writer(connection: Connection, *, edition: str, dataset: str, run_id: str) -> bool:
+    """Take the right to write back on a new connection; False where somebody else has had it since ``only_writer``.
+
+    Whoever takes the lock leaves a name in ``writers``: where ours still stands there, nobody had it in between.
+
+    Raises:
+        Retryable: the lock is held, perhaps by our own broken session, which the database has not noticed yet.
+    """
+    with transaction(connection) as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (_lock_name(edition, dataset),))
+        if cursor.fetchone() != (True,):
+            raise Retryable(_refusal(connection, edition=edition, dataset=dataset))
+        cursor.execute("SELECT run_id, host, pid FROM writers WHERE edition = %s AND dataset = %s", (edition, dataset))
+        return bool(cursor.fetchone() == (run_id, socket.gethostname(), os.getpid()))
+
+
+def _lock_name(edition: str, dataset: str) -> str:
+    return f"aerie samples {edition}/{dataset}"
 
 
 def _refusal(connection: Connection, *, edition: str, dataset: str) -> str:
