@@ -53,6 +53,8 @@ INFO = {
     "tool_call_parser": None, "speculative_algorithm": None, "max_total_num_tokens": 100_000, "version": "0.5.23",
 }  # fmt: skip
 
+LOAD = {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 1, "token_usage": 0.42, "gen_throughput": 930.4}
+
 # Given the request's body and how often its sample was asked for before: a response, bytes, or None for a good answer.
 Fault = Callable[[dict[str, Any], int], "web.StreamResponse | bytes | dict[str, Any] | Exception | None"]
 
@@ -66,6 +68,7 @@ class FakeServer:
     delay_seconds: float = 0.0
     tools: bool = False
     info: dict[str, Any] = field(default_factory=dict)
+    loads: dict[str, Any] = field(default_factory=lambda: {"loads": [LOAD]})
     requests: list[dict[str, Any]] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
     port: int = 0
@@ -106,6 +109,7 @@ class FakeServer:
                 web.post("/generate", self._generate),
                 web.get("/health", self._health),
                 web.get("/server_info", self._info),
+                web.get("/v1/loads", self._loads),
             ]
         )
         runner = web.AppRunner(app, shutdown_timeout=0.0, handler_cancellation=True)
@@ -125,6 +129,9 @@ class FakeServer:
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({**INFO, "model_path": self.model_path, **self.info})
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        return web.json_response(self.loads)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -312,13 +312,24 @@ def test_progress_is_logged_in_the_form_people_know_and_closed_by_a_summary(worl
     messages = [event["message"] for event in world.events("progress")]
     pattern = (
         r"Progress: \d+/40 \(0 errors\), \d+\.\d req/s, avg completion: (\d+|-) tokens, elapsed: \d+s, ETA: [\d.]+h, "
-        r"tokens of budget: [\d,]+/1,500 \([\d.]+%\), \d+ tok/s, in flight: \d+, quarantined: [\d.]+%"
+        r"tokens of budget: [\d,]+/1,500 \([\d.]+%\), \d+ tok/s, in flight: \d+, quarantined: [\d.]+%, "
+        r"server: 3 running, 1 queued, token usage: 0\.42, 930 tok/s"
     )
     assert any(re.fullmatch(pattern, message) for message in messages), messages
     assert any(message.startswith(f"Generation of {DATASET}: ") for message in messages)
     assert messages[-1].startswith(f"{DATASET} stopped by budget: kept ")
     figures = world.events("metric")[-1]["figures"]
     assert figures["response_tokens"] == world.counts().kept_response_tokens
+
+
+def test_a_server_that_hides_its_load_is_alerted_once_and_never_shown_as_idle(world):
+    world.server.delay_seconds = 0.2
+    world.server.loads = {"loads": [{"num_running_reqs": 3}]}
+    world.run(budget_tokens=1500)
+    (alert,) = world.events("alert")
+    assert alert["reason"] == "server_load_unknown" and "field loads.0.num_waiting_reqs" in alert["message"]
+    lines = [event["message"] for event in world.events("progress") if event["message"].startswith("Progress")]
+    assert lines and all(line.endswith("server: not known") for line in lines)
 
 
 GENERATE = """

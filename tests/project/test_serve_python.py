@@ -1,11 +1,10 @@
 """The stand-in for the serve environment's interpreter in containers without SGLang."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 from aerie.serving import client
-from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.machine import PROJECT_ROOT, python_of
 
 SCRIPT = PROJECT_ROOT / "docker" / "serve-python"
 
@@ -18,7 +17,7 @@ def test_it_says_where_sglang_is() -> None:
 
 def test_a_client_waits_for_the_other_containers_keeper_and_starts_none_of_its_own(tmp_path: Path) -> None:
     # As in the other container: a keeper that Docker is just starting again.
-    command = [sys.executable, "-m", "aerie.serving.keeper", "--root", tmp_path]
+    command = [python_of("serve"), "-m", "aerie.serving.keeper", "--root", tmp_path]
     variables = {"PYTHONPATH": str(PROJECT_ROOT / "include"), "PATH": "/usr/bin:/bin"}
     with subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL) as other:
         try:

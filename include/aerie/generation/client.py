@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -31,6 +31,7 @@ GONE_AFTER_SECONDS = 5.0  # of refused connections
 SILENT_AFTER_SECONDS = 30.0  # of open connections without an answer: a busy machine is slow, not dead
 PROBE_SECONDS = 5.0
 PROBE_INTERVAL_SECONDS = 1.0
+ASK_SECONDS = 30.0
 LONGEST_BACKOFF_SECONDS = 30.0
 QUOTED_CHARACTERS = 300
 
@@ -67,6 +68,7 @@ class FinishReason(BaseModel):
     status_code: int | None = None
 
 
+Described = TypeVar("Described", bound=BaseModel)
 Count = Annotated[int, Field(ge=0, strict=True)]
 
 
@@ -308,20 +310,25 @@ class GenerateClient:
             return _Problem(f"{type(error).__name__}: {error}", GONE_AFTER_SECONDS)
 
     async def server_info(self) -> ServerInfo:
-        """What the server says of itself.
+        """What the server says of itself; raises as ``ask``."""
+        return await self.ask("/server_info", ServerInfo)
+
+    async def ask(self, path: str, expected: type[Described]) -> Described:
+        """What the server says of itself at ``path``.
 
         Raises:
             ServerGone: it does not answer.
             RequestFailed: its answer has another form (``schema``).
         """
+        timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
         try:
-            async with self._session.get(f"{self._url}/server_info", timeout=self._timeout) as response:
+            async with self._session.get(f"{self._url}{path}", timeout=timeout) as response:
                 status, body = response.status, await response.read()
         except (TimeoutError, aiohttp.ClientError) as error:
             raise ServerGone(f"the server at {self._url} does not answer: {type(error).__name__}: {error}") from error
         if status != HTTP_OK:
-            raise ServerGone(f"the server at {self._url} says {status} to /server_info: {_quoted(body)}")
+            raise ServerGone(f"the server at {self._url} says {status} to {path}: {_quoted(body)}")
         try:
-            return ServerInfo.model_validate_json(body)
+            return expected.model_validate_json(body)
         except ValidationError as error:
             raise _unreadable(body, error) from error

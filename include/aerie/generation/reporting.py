@@ -2,12 +2,15 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from aerie.generation.budget import decide
 from aerie.generation.population import Population, Stop
+from aerie.generation.rates import NEVER, GrowthRate, Span
 from aerie.generation.reconciliation import JUDGED
 from aerie.stages import Events
 
@@ -21,13 +24,15 @@ class Reporter:
         self._events = events
         self._population = population
         self._dataset = dataset
-        self._began = time.monotonic()
         self._before = replace(population.counts)
         self._done_before = _done(population)
+        self.restart_clock()
 
     def restart_clock(self) -> None:
         """Count time from now: starting the server is not generating."""
         self._began = time.monotonic()
+        self._kept_rate = GrowthRate(self._population.counts.kept_response_tokens, self._began)
+        self._done_rate = GrowthRate(_done(self._population), self._began)
 
     @property
     def seconds(self) -> float:
@@ -35,12 +40,12 @@ class Reporter:
         return time.monotonic() - self._began
 
     def figures(self, in_flight: int = 0) -> dict[str, float | int | str | None]:
-        """Where the data set is now. ``eta_seconds`` is None until a rate is known."""
+        """Where the data set is now. The estimated time of arrival is None until a rate is known."""
         population, counts = self._population, self._population.counts
         states = population.count_states()
         seconds = max(self.seconds, 1e-6)
         done = _done(population)
-        kept_per_second = (counts.kept_response_tokens - self._before.kept_response_tokens) / seconds
+        left = self._time_left(done)
         return {
             "dataset": self._dataset,
             "done": done,
@@ -57,23 +62,23 @@ class Reporter:
             "tokens_per_second": (counts.generated_tokens - self._before.generated_tokens) / seconds,
             "quarantine_share": states["quarantined"] / counts.judged if counts.judged else None,
             "elapsed_seconds": seconds,
-            "eta_seconds": self._eta(kept_per_second, (done - self._done_before) / seconds, done),
+            "eta_seconds": _known(left.expected),
+            "eta_low_seconds": _known(left.low),
+            "eta_high_seconds": _known(left.high),
         }
 
-    def _eta(self, kept_per_second: float, requests_per_second: float, done: int) -> float | None:
-        """Seconds until the budget is kept or the prompts are exhausted, whichever comes first."""
+    def _time_left(self, done: int) -> Span:
+        """Until the budget is kept or the prompts are exhausted, whichever comes first."""
         remaining = decide(self._population.limits, self._population.counts).remaining_tokens
-        left = len(self._population.eligible) - done
-        estimates = []
-        if remaining is not None and kept_per_second > 0:
-            estimates.append(remaining / kept_per_second)
-        if requests_per_second > 0:
-            estimates.append(left / requests_per_second)
-        return min(estimates, default=None)
+        budget = NEVER if remaining is None else self._kept_rate.seconds_for(remaining)
+        return budget.earlier(self._done_rate.seconds_for(len(self._population.eligible) - done))
 
-    def progress(self, in_flight: int) -> None:
-        """Write the progress line that people know, and a row of the time series."""
-        figures = self.figures(in_flight)
+    def progress(self, in_flight: int, server: Mapping[str, float | None]) -> None:
+        """Write the progress line that people know, and a row of the time series; ``server`` is its monitor's."""
+        now = time.monotonic()
+        self._kept_rate.look(self._population.counts.kept_response_tokens, now)
+        self._done_rate.look(_done(self._population), now)
+        figures = {**self.figures(in_flight), **server}
         self._events.progress(progress_line(figures), **figures)
         self._events.metric(**figures)
 
@@ -90,10 +95,13 @@ def _done(population: Population) -> int:
     return sum(1 for prompt in population.eligible if rows[prompt.sample_id].state in (*JUDGED, "failed"))
 
 
-def progress_line(figures: dict[str, Any]) -> str:
-    """The progress line, from the figures of ``Reporter.figures``."""
-    mean, eta, share = figures["mean_completion_tokens"], figures["eta_seconds"], figures["quarantine_share"]
-    budget = figures["budget_tokens"]
+def _known(seconds: float) -> float | None:
+    return seconds if isfinite(seconds) else None
+
+
+def progress_line(figures: Mapping[str, Any]) -> str:
+    """The progress line, from the figures of ``Reporter.progress``."""
+    mean, share, budget = figures["mean_completion_tokens"], figures["quarantine_share"], figures["budget_tokens"]
     tokens = f"{figures['response_tokens']:,}"
     if budget is not None:
         tokens += f"/{budget:,} ({figures['response_tokens'] / budget:.1%})"
@@ -102,9 +110,30 @@ def progress_line(figures: dict[str, Any]) -> str:
         f"{figures['requests_per_second']:.1f} req/s, "
         f"avg completion: {'-' if mean is None else round(mean)} tokens, "
         f"elapsed: {figures['elapsed_seconds']:.0f}s, "
-        f"ETA: {'-' if eta is None else f'{eta / SECONDS_PER_HOUR:.1f}h'}, "
+        f"ETA: {_eta(figures)}, "
         f"tokens of budget: {tokens}, {figures['tokens_per_second']:.0f} tok/s, in flight: {figures['in_flight']}, "
-        f"quarantined: {'-' if share is None else f'{share:.1%}'}"
+        f"quarantined: {'-' if share is None else f'{share:.1%}'}, {_server(figures)}"
+    )
+
+
+def _eta(figures: Mapping[str, Any]) -> str:
+    low, high = figures["eta_low_seconds"], figures["eta_high_seconds"]
+    if low is None:
+        return "-"
+    earliest, latest = (None if value is None else f"{value / SECONDS_PER_HOUR:.1f}" for value in (low, high))
+    if latest is None:
+        return f">{earliest}h"
+    return f"{earliest}h" if earliest == latest else f"{earliest}-{latest}h"
+
+
+def _server(figures: Mapping[str, Any]) -> str:
+    gpu = figures["gpu_utilisation"]
+    busy = "" if gpu is None else f", GPU: {gpu:.0%}"
+    if figures["server_running"] is None:
+        return f"server: not known{busy}"
+    return (
+        f"server: {figures['server_running']:.0f} running, {figures['server_queued']:.0f} queued, "
+        f"token usage: {figures['server_token_usage']:.2f}, {figures['server_tokens_per_second']:.0f} tok/s{busy}"
     )
 
 

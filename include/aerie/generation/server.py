@@ -18,11 +18,15 @@ QUANTISED_KV_PREFIXES = ("fp8", "fp4", "int8", "int4")
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs. ``renew`` keeps its lease and raises Retryable when the server is gone."""
+    """A server that runs.
+
+    ``renew`` keeps its lease, raises Retryable when the server is gone, and returns how busy the GPUs of its host are
+    (share of the time, None where there are none).
+    """
 
     url: str
     launch_token: str
-    renew: Callable[[], None]
+    renew: Callable[[], float | None]
 
 
 def ensure(request: StageRequest, *, report: Callable[[str], None]) -> Server:
@@ -52,21 +56,22 @@ class Renewal:
         self._report = report
         self._renewed_at = time.monotonic()
 
-    def __call__(self) -> None:
-        """Renew.
+    def __call__(self) -> float | None:
+        """Renew, and return how busy the GPUs of the server's host are.
 
         Raises:
             AerieError: as ``aerie.serving.client.renew`` raises: the server has died, or is somebody else's.
         """
         began = time.monotonic()
         try:
-            renew(self._handle.folder, self._handle.launch_token, lease_seconds=self._lease_seconds)
+            lease = renew(self._handle.folder, self._handle.launch_token, lease_seconds=self._lease_seconds)
         except KeeperUnreachable as error:
             if time.monotonic() - self._renewed_at > self._lease_seconds / 2:
                 raise
             self._report(f"the lease could not be renewed yet: {error}")
-        else:
-            self._renewed_at = began
+            return None
+        self._renewed_at = began
+        return lease.gpu_utilisation
 
 
 def check_server(info: ServerInfo, settings: PipelineSettings, *, url: str) -> None:

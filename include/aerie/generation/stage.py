@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from aerie.artefacts.files import fingerprint_of
@@ -23,6 +22,7 @@ from aerie.generation.budget import Limits, decide
 from aerie.generation.client import GenerateClient, RequestFailed, sampling_parameters
 from aerie.generation.driver import Driver
 from aerie.generation.fingerprints import Fingerprinted, generation_settings, hold_generation, rules_settings
+from aerie.generation.load import ServerMonitor
 from aerie.generation.population import Population, Stop
 from aerie.generation.prompts import GenerationPrompt, load_prompts
 from aerie.generation.reconciliation import reconcile
@@ -258,15 +258,16 @@ async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: 
             rid_prefix=f"{job.where}:{request.run_id}",
         )
 
+        monitor = ServerMonitor(client, server, job.events)
         reporter.restart_clock()
 
         async def report() -> None:
-            reporter.progress(driver.in_flight)
+            reporter.progress(driver.in_flight, await monitor.figures())
 
         renewal_seconds = min(settings.serving.lease_seconds / RENEWALS_PER_LEASE, LONGEST_RENEWAL_SECONDS)
         regularly = (
             (settings.generation.progress_seconds, report),
-            (renewal_seconds, partial(asyncio.to_thread, server.renew)),
+            (renewal_seconds, monitor.renew),
             (ALIVE_SECONDS, client.confirm_alive),
         )
         helpers = [asyncio.create_task(_repeat(seconds, action, driver)) for seconds, action in regularly]

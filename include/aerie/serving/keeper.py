@@ -33,6 +33,7 @@ from pydantic import ValidationError
 from aerie.errors import AerieError, BadInput
 from aerie.processes import ProcessIdentity
 from aerie.serving.errors import KeeperEnding, LeaseElsewhere, LeaseLost
+from aerie.serving.gpus import gpu_utilisation
 from aerie.serving.launch import Launched, advertised, start_server, stop_server, wait_until_ready
 from aerie.serving.lease import (
     LOCKED_EXIT_CODE,
@@ -220,7 +221,9 @@ class Keeper:
         self._deadline = max(self._deadline, time.monotonic() + seconds)
         now = time.time()
         expires_at = now + self._deadline - time.monotonic()
-        self._lease = lease.model_copy(update={"renewed_at": now, "expires_at": expires_at})
+        self._lease = lease.model_copy(
+            update={"renewed_at": now, "expires_at": expires_at, "gpu_utilisation": gpu_utilisation()}
+        )
         write(self._lease, lease_path(self._root))
         return self._lease
 

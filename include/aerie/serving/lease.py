@@ -35,7 +35,11 @@ class OfHost(Frozen):
 
 
 class Lease(OfHost):
-    """A server and its holder. Times are in seconds since 1970."""
+    """A server and its holder.
+
+    Times are in seconds since 1970. ``gpu_utilisation`` is the share of the time that the host's GPUs were busy when
+    the lease was renewed, None where there are none.
+    """
 
     schema_version: Literal[1] = 1
     keeper: ProcessIdentity
@@ -50,6 +54,7 @@ class Lease(OfHost):
     log_path: Path
     owner: str
     max_total_num_tokens: int | None = None
+    gpu_utilisation: float | None = None
     started_at: float
     renewed_at: float
     expires_at: float
