@@ -46,12 +46,16 @@ def down(
 
 
 @app.command()
-def status() -> None:
-    """Show what runs here."""
-    from aerie.local.stack import status as describe
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until interrupted.")] = False,
+) -> None:
+    """Show what runs here, and how far the data sets that are generated now have come."""
+    from aerie.local.status import show, watch_over
 
-    for part, state in describe().items():
-        typer.echo(f"{part:24} {state}")
+    if watch:
+        watch_over()
+    else:
+        show()
 
 
 @app.command()

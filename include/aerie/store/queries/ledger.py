@@ -270,6 +270,29 @@ def still_only_writer(connection: Connection, *, edition: str, dataset: str, run
         return bool(cursor.fetchone() == (run_id, socket.gethostname(), os.getpid()))
 
 
+def list_writers(connection: Connection) -> list[Row]:
+    """Who writes which data set now, with the latest figures that it reported (None before the first)."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            SELECT writers.*, metric.at, metric.figures
+            FROM writers
+            JOIN pg_locks ON locktype = 'advisory' AND objsubid = 1 AND granted
+                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                AND ((classid::bigint << 32) | objid::bigint)
+                    = hashtextextended('aerie samples ' || edition || '/' || dataset, 0)
+            LEFT JOIN LATERAL (
+                SELECT at, figures FROM interval_metrics AS metric
+                WHERE metric.edition = writers.edition AND metric.dataset = writers.dataset
+                    AND metric.stage = 'generate' AND metric.at >= writers.since
+                ORDER BY metric.at DESC LIMIT 1
+            ) AS metric ON true
+            ORDER BY edition, dataset
+            """
+        )
+        return list(as_mappings(cursor))
+
+
 def _lock_name(edition: str, dataset: str) -> str:
     return f"aerie samples {edition}/{dataset}"
 
