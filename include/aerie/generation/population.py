@@ -1,11 +1,20 @@
 """A data set's ledger in memory: what is durable, what may start next, and whether the whole is sound."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from aerie.boundary.rules import POLICY_PREFIX
 from aerie.generation.budget import SUCCESSES, Counts, Limits, StopReason, decide
+from aerie.generation.canary import (
+    TRUNCATIONS,
+    CanaryReport,
+    RateWatch,
+    alert_criteria,
+    canary_criteria,
+    choose_canary,
+    common_reasons,
+    quarantine_criterion,
+)
 from aerie.generation.prompts import GenerationPrompt
 from aerie.generation.reconciliation import JUDGED
 from aerie.settings.pipeline import CanarySettings, GenerationSettings
@@ -32,7 +41,8 @@ class Population:
     """A data set while it is generated.
 
     ``rows`` is the ledger by sample id; ``counts`` adds up its durable responses. ``max_prompts`` bounds how many
-    prompts, in admission order, may be tried.
+    prompts may be tried: those of the canary, then the others in admission order. ``thinking`` says whether
+    the verifier is asked to reason. ``alert`` takes a reason and a message when a rate passes its limit.
     """
 
     def __init__(
@@ -44,36 +54,55 @@ class Population:
         max_prompts: int | None,
         canary: CanarySettings,
         about_tools: bool,
+        thinking: bool,
         settings: GenerationSettings,
+        alert: Callable[[str, str], None],
     ) -> None:
         self.rows = rows
         self.limits = limits
-        self.eligible = [prompt for prompt in prompts if prompt.skip_reason is None][:max_prompts]
+        usable = [prompt for prompt in prompts if prompt.skip_reason is None]
+        chosen = choose_canary(usable, canary.prompts)
+        leading = {prompt.sample_id for prompt in chosen}
+        self.eligible = [*chosen, *(prompt for prompt in usable if prompt.sample_id not in leading)][:max_prompts]
+        self.canary = self.eligible[: len(chosen)]
         self.counts = _count(rows.values())
-        self._canary = canary
-        self._about_tools = about_tools
-        self._settings = settings
-        self._verdicts: deque[bool] = deque(maxlen=settings.quarantine_window)
+        self._fewest = min(canary.prompts, settings.quarantine_window)
+        self._alert = alert
+        self._criteria = canary_criteria(canary, about_tools=about_tools, thinking=thinking)
+        self._quarantine = RateWatch([quarantine_criterion(settings)], settings.quarantine_window)
+        self._rates = RateWatch(alert_criteria(self._criteria, settings), settings.quarantine_window)
         self._outcomes: deque[LedgerRow] = deque(maxlen=ERROR_WINDOW)
 
     def pending(self) -> list[GenerationPrompt]:
-        """Prompts that are still to be tried, in admission order; those of the canary come first by nature."""
+        """Prompts that are still to be tried, the canary's first, then in admission order."""
         return [prompt for prompt in self.eligible if self.rows[prompt.sample_id].state == "pending"]
 
     @property
-    def canary(self) -> list[GenerationPrompt]:
-        """The prompts that must pass before the rest is generated."""
-        return self.eligible[: self._canary.prompts]
+    def canary_finished(self) -> bool:
+        """Whether every prompt of the canary has come out."""
+        return all(self.rows[prompt.sample_id].state in (*JUDGED, "failed") for prompt in self.canary)
+
+    def report_canary(self) -> CanaryReport:
+        """The canary's rows that have been judged, and what they are measured by."""
+        rows = (self.rows[prompt.sample_id] for prompt in self.canary)
+        return CanaryReport.of(self._criteria, [row for row in rows if row.state in JUDGED])
+
+    def count_truncated(self) -> dict[str, int]:
+        """How many judged rows the cap cut, by where it cut them; every place is named."""
+        flags = Counter(flag for row in self.rows.values() if row.state in JUDGED for flag in row.flags)
+        return {name: flags[name] for name in TRUNCATIONS}
 
     def count_states(self) -> Counter[str]:
         """How many rows are in each state."""
         return Counter(row.state for row in self.rows.values())
 
     def observe(self, row: LedgerRow) -> None:
-        """Take note of how a sample came out, for ``trouble``; it need not be durable yet."""
+        """Take note of how a sample came out, for ``trouble`` and alerts; it need not be durable yet."""
         self._outcomes.append(row)
         if row.state in JUDGED:
-            self._verdicts.append(row.state == "quarantined")
+            self._quarantine.observe(row)
+            self._rates.observe(row)
+            self._alert_rates()
 
     def record(self, row: LedgerRow) -> None:
         """Take in a row that is durable now."""
@@ -87,24 +116,20 @@ class Population:
 
     def trouble(self) -> Stop | None:
         """What stops the data set at once, seen in the latest outcomes."""
-        full = len(self._verdicts) == self._verdicts.maxlen
-        return self._too_many_errors() or (self._too_many_quarantined() if full else None)
+        return self._too_many_errors() or self._too_many_quarantined()
 
     def canary_trouble(self) -> Stop | None:
         """What the canary's finished rows say against going on."""
-        finished = [row for prompt in self.canary if (row := self.rows[prompt.sample_id]).state in (*JUDGED, "failed")]
-        judged = [row for row in finished if row.state in JUDGED]
-        if len(judged) * 2 < len(finished):
-            return _errors([row for row in finished if row.state == "failed"], len(finished))
-        if not judged:
-            return None
-        return self._corrupt_canary(judged) or self._toolless_canary(judged)
+        failed = [row for prompt in self.canary if (row := self.rows[prompt.sample_id]).state == "failed"]
+        report = self.report_canary()
+        if len(report.judged) < len(failed):
+            return _errors(failed, len(failed) + len(report.judged))
+        return Stop("canary", report.refusal) if report.failures else None
 
     def conclude(self) -> Stop:
         """Why it stopped, when nothing is in flight and nothing more may start."""
-        trouble = self.canary_trouble() or self._too_many_errors()
-        if trouble is None and len(self._verdicts) >= min(self._canary.prompts, self._settings.quarantine_window):
-            trouble = self._too_many_quarantined()
+        self._alert_rates(fewest=self._fewest)
+        trouble = self.canary_trouble() or self._too_many_errors() or self._too_many_quarantined(fewest=self._fewest)
         if trouble is not None:
             return trouble
         reached = decide(self.limits, self.counts).reached or "prompts_exhausted"
@@ -120,38 +145,13 @@ class Population:
             return None
         return _errors(failed, len(self._outcomes))
 
-    def _too_many_quarantined(self) -> Stop | None:
-        quarantined = sum(self._verdicts)
-        share = quarantined / len(self._verdicts)
-        if share <= self._settings.maximum_quarantine_share:
-            return None
-        return Stop(
-            "quarantine_rate",
-            f"{quarantined} of the last {len(self._verdicts)} responses were quarantined ({share:.0%}, at most "
-            f"{self._settings.maximum_quarantine_share:.0%} allowed): {_common_reasons(self._outcomes)}",
-        )
+    def _too_many_quarantined(self, *, fewest: int | None = None) -> Stop | None:
+        found = self._quarantine.failing(fewest=fewest)
+        return Stop("quarantine_rate", f"lately {found[0]}: {common_reasons(self._outcomes)}") if found else None
 
-    def _corrupt_canary(self, judged: Sequence[LedgerRow]) -> Stop | None:
-        corrupt = [row for row in judged if any(not reason.startswith(POLICY_PREFIX) for reason in row.reasons)]
-        share = len(corrupt) / len(judged)
-        if share <= self._canary.maximum_corrupt_share:
-            return None
-        return Stop(
-            "canary",
-            f"{len(corrupt)} of the first {len(judged)} responses are corrupt ({share:.0%}, at most "
-            f"{self._canary.maximum_corrupt_share:.0%} allowed): {_common_reasons(corrupt)}",
-        )
-
-    def _toolless_canary(self, judged: Sequence[LedgerRow]) -> Stop | None:
-        calling = sum(1 for row in judged if row.state == "kept" and row.tool_calls)
-        share = calling / len(judged)
-        if not self._about_tools or share >= self._canary.minimum_tool_share:
-            return None
-        return Stop(
-            "canary",
-            f"{calling} of the first {len(judged)} responses hold a well-formed tool call ({share:.0%}, at least "
-            f"{self._canary.minimum_tool_share:.0%} expected of a data set about tools)",
-        )
+    def _alert_rates(self, *, fewest: int | None = None) -> None:
+        for measure in self._rates.newly_failing(fewest=fewest):
+            self._alert(measure.criterion.name, f"lately {measure}; the run goes on")
 
     def _describe(self, reached: StopReason) -> str:
         counts, limits = self.counts, self.limits
@@ -189,8 +189,3 @@ def _errors(failed: Sequence[LedgerRow], outcomes: int) -> Stop:
         f"{len(failed)} of the last {outcomes} samples failed; most often ({times} times) {kind}, for example "
         f"{example.sample_id} after {example.attempts} attempts: {example.detail}",
     )
-
-
-def _common_reasons(rows: Iterable[LedgerRow]) -> str:
-    reasons = Counter(reason for row in rows if row.state == "quarantined" for reason in row.reasons)
-    return ", ".join(f"{reason} {times} times" for reason, times in reasons.most_common(3))

@@ -53,6 +53,7 @@ class Reporter:
             "kept": states["kept"],
             "quarantined": states["quarantined"],
             "failed": states["failed"],
+            **population.count_truncated(),
             "in_flight": in_flight,
             "response_tokens": counts.kept_response_tokens,
             "generated_tokens": counts.generated_tokens,
@@ -153,6 +154,7 @@ def summary_lines(population: Population, *, dataset: str, seconds: float, outpu
         f"not needed: {states['pending']:,}",
         f"  reasons: {_tally(reasons)}",
         f"  flags: {_tally(flags)}",
+        f"  truncated: {', '.join(f'{name} {times:,}' for name, times in population.count_truncated().items())}",
         f"  with reasoning: {_per(reasoning, len(kept)):.1%}",
         f"  tokens: {total:,} in all, {counts.kept_response_tokens:,} of responses, "
         f"{counts.generated_tokens:,} generated",

@@ -94,6 +94,12 @@ class Job:
         return f"{self.request.edition}/{self.dataset}"
 
     @property
+    def thinking(self) -> bool:
+        """Whether the verifier is asked to reason."""
+        verifier = self.request.settings.verifier
+        return verifier.thinking and verifier.load_profile().reasoning.opens_in != "never"
+
+    @property
     def key(self) -> dict[str, str]:
         """Edition and data set, as the store's queries take them."""
         return {"edition": self.request.edition, "dataset": self.dataset}
@@ -213,7 +219,9 @@ def _reconciled(job: Job, connection: Connection, log: ResponseLog) -> Populatio
         max_prompts=job.settings.max_prompts,
         canary=job.settings.canary,
         about_tools=job.settings.about_tools,
+        thinking=job.thinking,
         settings=job.request.settings.generation,
+        alert=lambda reason, message: job.events.alert(reason, f"{job.where}: {message}"),
     )
     job.events.progress(
         f"{job.where}: {len(prompts):,} prompts, {population.counts.judged:,} responses from earlier runs, "
@@ -318,6 +326,7 @@ def _counts(job: Job, population: Population, stop: Stop, *, seconds: float) -> 
         "kept": states["kept"],
         "quarantined": states["quarantined"],
         "flagged": sum(1 for row in kept if row.flags),
+        **population.count_truncated(),
         "failed": states["failed"],
         "skipped": states["skipped"],
         "pending": states["pending"],

@@ -79,11 +79,25 @@ class ServingSettings(Frozen):
 
 
 class CanarySettings(Frozen):
-    """The first prompts of a data set, which must pass before the rest is generated."""
+    """A few prompts of a data set, across lengths, that must pass before the rest is generated.
+
+    The shares are of the responses that were judged. ``maximum_corrupt_share`` counts every row that a boundary rule
+    refuses: a thinking model at the reference deployment lost none. Loops and missing reasoning are among them and have
+    limits of their own, for a data set whose other rows are rightly odd. ``maximum_truncated_share``: with more than
+    half of the responses cut, ``max_new_tokens`` is too small for the data. A short answer holds at most
+    ``short_answer_tokens`` besides its reasoning, closing tag and end token among them, and no tool call.
+    ``minimum_tool_share`` is the least share with a well-formed tool section, where the data set is about tools; many
+    of their prompts are rightly answered without one.
+    """
 
     prompts: PositiveInt = 32
     maximum_corrupt_share: Share = 0.1
-    minimum_tool_share: Share = 0.0
+    maximum_truncated_share: Share = 0.5
+    maximum_empty_reasoning_share: Share = 0.1
+    maximum_loop_share: Share = 0.1
+    short_answer_tokens: PositiveInt = 8
+    maximum_short_answer_share: Share = 0.25
+    minimum_tool_share: Share = 0.1
 
 
 class SourceSettings(Frozen):
@@ -135,9 +149,15 @@ class DatasetSettings(Frozen):
 
 
 class GenerationSettings(Frozen):
-    """What holds for the generation of every data set."""
+    """What holds for the generation of every data set.
+
+    Over the latest ``quarantine_window`` responses a larger share of quarantined ones than ``maximum_quarantine_share``
+    stops a run; a larger share cut by the cap than ``alert_truncated_share`` raises an alert, and so do the canary's
+    other criteria.
+    """
 
     maximum_quarantine_share: Share = 0.25
+    alert_truncated_share: Share = 0.2
     quarantine_window: PositiveInt = 200
     maximum_attempts: PositiveInt = 4
     request_timeout_seconds: PositiveInt = 3600
