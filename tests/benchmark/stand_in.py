@@ -46,7 +46,10 @@ class StandIn:
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 owner.requests.append(asked)
                 output_ids = [10 + asked["input_ids"][0] % 7] * 19 + [1]
-                reply = {"output_ids": output_ids, "meta_info": meta(len(output_ids), STEPS_OF[variant])}
+                reply = {
+                    "output_ids": output_ids,
+                    "meta_info": meta(len(output_ids), STEPS_OF[variant], id=asked["rid"]),
+                }
                 change(reply)
                 self.answer(reply)
 

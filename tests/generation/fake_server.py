@@ -32,12 +32,15 @@ def answer_ids(sample_id: str, *, tools: bool = False) -> list[int]:
     return [*body[: length // 2], TOKEN_IDS["</think>"], *body[length // 2 :], *(TOOL_CALL if tools else []), END]
 
 
+SAME_ID = "the request's"  # stands for the id of the request that is answered
+
+
 def reply(ids: list[int], prompt_tokens: int, **meta: Any) -> dict[str, Any]:
     """A reply as SGLang gives it."""
     return {
         "text": "", "output_ids": ids,
         "meta_info": {
-            "id": "x", "finish_reason": {"type": "stop", "matched": END}, "prompt_tokens": prompt_tokens,
+            "id": SAME_ID, "finish_reason": {"type": "stop", "matched": END}, "prompt_tokens": prompt_tokens,
             "completion_tokens": len(ids), "cached_tokens": 0, "e2e_latency": 0.1, **meta,
         },
     }  # fmt: skip
@@ -66,6 +69,7 @@ class FakeServer:
     model_path: str
     fault: Fault = lambda body, before: None
     delay_seconds: float = 0.0
+    health_seconds: list[float] = field(default_factory=list)
     tools: bool = False
     info: dict[str, Any] = field(default_factory=dict)
     loads: dict[str, Any] = field(default_factory=lambda: {"loads": [LOAD]})
@@ -125,6 +129,8 @@ class FakeServer:
         await runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:
+        if self.health_seconds:
+            await asyncio.sleep(self.health_seconds.pop(0))
         return web.Response()
 
     async def _info(self, request: web.Request) -> web.Response:
@@ -151,4 +157,6 @@ class FakeServer:
             raise outcome
         if outcome is None:
             outcome = reply(answer_ids(sample_id, tools=self.tools), len(body["input_ids"]))
+        if outcome.get("meta_info", {}).get("id") == SAME_ID:
+            outcome = {**outcome, "meta_info": {**outcome["meta_info"], "id": body["rid"]}}
         return web.json_response(outcome)

@@ -1,17 +1,28 @@
 """What can go wrong with one request is told apart, and a reply is never read with a default."""
 
 import asyncio
+import gzip
 import json
+import time
+from functools import partial
 
 import pytest
 from aiohttp import web
 
 from aerie.generation import client as client_module
 from aerie.generation.client import GenerateClient, GenerateRequest, RequestFailed, ServerGone, parse_reply
+from aerie.generation.stage import ALIVE_SECONDS
 
 from .fake_server import FakeServer, answer_ids, reply
+from .proxy import Proxy
 
-GOOD = reply([1, 2, 900], 5)
+RID = "main/B1:run:s1:3"
+good = partial(reply, id=RID)
+GOOD = good([1, 2, 900], 5)
+
+
+def parse(body: bytes):
+    return parse_reply(body, rid=RID, prompt_tokens=5)
 
 
 def without(*path: str) -> dict:
@@ -28,6 +39,7 @@ def without(*path: str) -> dict:
     [
         ("output_ids",),
         ("meta_info",),
+        ("meta_info", "id"),
         ("meta_info", "completion_tokens"),
         ("meta_info", "prompt_tokens"),
         ("meta_info", "finish_reason"),
@@ -36,7 +48,7 @@ def without(*path: str) -> dict:
 )
 def test_a_missing_field_is_an_error_that_names_it_and_shows_the_keys_received(path):
     with pytest.raises(RequestFailed) as caught:
-        parse_reply(json.dumps(without(*path)).encode(), prompt_tokens=5)
+        parse(json.dumps(without(*path)).encode())
     assert caught.value.kind == "schema" and not caught.value.transient
     assert f"field {'.'.join(path)}: field required; keys received: text" in str(caught.value)
 
@@ -46,44 +58,81 @@ def test_a_count_that_moved_to_usage_is_not_read_as_zero():
     with pytest.raises(
         RequestFailed, match=r"meta_info\.completion_tokens: .*keys received: .*usage; in meta_info: id,"
     ):
-        parse_reply(json.dumps(moved).encode(), prompt_tokens=5)
+        parse(json.dumps(moved).encode())
 
 
 @pytest.mark.parametrize(
     ("document", "kind"),
     [
-        (reply([1], 5, completion_tokens="1"), "schema"),
-        (reply([1], 5, completion_tokens=None), "schema"),
+        (good([1], 5, completion_tokens="1"), "schema"),
+        (good([1], 5, completion_tokens=None), "schema"),
+        (good([1], 5, completion_tokens=True), "schema"),
+        (good([1], 5, completion_tokens=1.0), "schema"),
+        (good([1], 5, completion_tokens=-1), "schema"),
+        (good([1], 5, completion_tokens=2**31), "schema"),
+        (good([1], 5, completion_tokens=float("nan")), "schema"),
+        (good([1], 5, finish_reason="stop"), "schema"),
+        (good([1], 5, finish_reason={"type": "eos"}), "schema"),
         ({**GOOD, "output_ids": ["1"]}, "schema"),
+        ({**GOOD, "output_ids": [1.0]}, "schema"),
+        ({**GOOD, "output_ids": [True]}, "schema"),
+        ({**GOOD, "output_ids": [float("nan")]}, "schema"),
+        ({**GOOD, "output_ids": [[1, 2]]}, "schema"),
         ({**GOOD, "output_ids": None}, "schema"),
         ([GOOD], "schema"),
-        (reply([1], 5, finish_reason={"type": "eos"}), "schema"),
-        (reply([1, 2, 900], 4), "inconsistent"),
-        (reply([1], 5, finish_reason={"type": "abort", "message": "input too long", "status_code": 400}), "poisoned"),
-        (reply([1], 5, finish_reason={"type": "abort", "message": "restarting", "status_code": 503}), "aborted"),
-        (reply([1], 5, finish_reason={"type": "abort", "message": None}), "aborted"),
+        (None, "schema"),
+        (good([1, 2, 900], 4), "inconsistent"),
+        (good([1, 2, 900], 5, id="main/B1:run:s2:1"), "inconsistent"),
+        (good([1], 5, finish_reason={"type": "abort", "message": "input too long", "status_code": 400}), "poisoned"),
+        (good([1], 5, finish_reason={"type": "abort", "message": "restarting", "status_code": 503}), "aborted"),
+        (good([1], 5, finish_reason={"type": "abort", "message": None}), "aborted"),
     ],
 )
 def test_replies_that_are_wrong_are_told_apart(document, kind):
     with pytest.raises(RequestFailed) as caught:
-        parse_reply(json.dumps(document).encode(), prompt_tokens=5)
+        parse(json.dumps(document).encode())
     assert caught.value.kind == kind
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>bad gateway</html>", b'{"output_ids": [1,', b"\xff"])
+TEXT = json.dumps(GOOD)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"<html>bad gateway</html>", b'{"output_ids": [1,', b"\xff", TEXT.encode()[:-1], TEXT.encode() * 2,
+        b"\xef\xbb\xbf" + TEXT.encode(), TEXT.encode("utf-16"), gzip.compress(TEXT.encode()),
+        TEXT.replace('"text": ""', '"text": "\xe9"').encode("latin-1"),
+        TEXT.replace('"text": ""', '"text": "\\ud800"').encode(),
+        TEXT.replace("[1, 2", "[" + "9" * 5000).encode(), b"[" * 100_000,
+    ],
+    ids=range(13),
+)  # fmt: skip
 def test_a_body_that_is_not_json_is_worth_sending_again(body):
     with pytest.raises(RequestFailed) as caught:
-        parse_reply(body, prompt_tokens=5)
+        parse(body)
     assert caught.value.kind == "malformed_json" and caught.value.transient
 
 
-def ask(server: FakeServer, *, timeout: float = 30.0, attempts: int = 3):
+def test_what_a_server_says_never_breaks_the_ledger_that_keeps_it():
+    strange = {"a\0b": 1, "x" * 100_000: 2, "c\nd": 3}
+    with pytest.raises(RequestFailed) as caught:
+        parse(json.dumps(strange).encode())
+    message = str(caught.value)
+    assert "keys received: a\N{REPLACEMENT CHARACTER}b" in message and len(message) < 1100 and "\n" not in message
+    message.encode()
+
+
+def open_client(server: FakeServer | Proxy, *, timeout: float = 30.0, attempts: int = 3):
+    return GenerateClient.open(
+        server.url, concurrency=2, sampling={}, request_timeout_seconds=timeout, maximum_attempts=attempts,
+        first_backoff_seconds=0.01,
+    )  # fmt: skip
+
+
+def ask(server: FakeServer | Proxy, *, timeout: float = 30.0, attempts: int = 3):
     async def run():
-        options = {
-            "sampling": {}, "request_timeout_seconds": timeout, "maximum_attempts": attempts,
-            "first_backoff_seconds": 0.01,
-        }  # fmt: skip
-        async with GenerateClient.open(server.url, concurrency=2, **options) as client:
+        async with open_client(server, timeout=timeout, attempts=attempts) as client:
             request = GenerateRequest(rid="main/B1:run:s1", input_ids=[1, 2], max_new_tokens=8, first_attempt=3)
             return await client.generate(request)
 
@@ -130,9 +179,61 @@ def test_a_connection_that_is_reset_by_a_living_server_is_sent_again():
         assert ask(server).attempt == 4
 
 
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (web.Response(text="<html>login</html>", content_type="text/html"), "malformed_json"),
+        (web.Response(status=302, headers={"Location": "/health"}), "server_error"),
+        (web.Response(status=204), "server_error"),
+        (web.Response(body=b"not gzip", headers={"Content-Encoding": "gzip"}), "connection"),
+        (web.Response(body=TEXT.encode(), headers={"Content-Encoding": "zstd"}), "connection"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_answers_of_something_that_is_no_sglang_are_transient_failures(answer, kind):
+    with FakeServer("", fault=lambda body, before: answer) as server, pytest.raises(RequestFailed) as caught:
+        ask(server, attempts=1)
+    assert caught.value.kind == kind and caught.value.transient
+
+
+def test_a_compressed_answer_is_read():
+    def zipped(body, before):
+        text = json.dumps(reply([1, 900], 2, id=body["rid"]))
+        return web.Response(body=gzip.compress(text.encode()), headers={"Content-Encoding": "gzip"})
+
+    with FakeServer("", fault=zipped) as server:
+        assert ask(server).reply.output_ids == [1, 900]
+
+
 def test_a_server_that_refuses_connections_is_gone_not_a_failed_sample(monkeypatch):
     monkeypatch.setattr(client_module, "GONE_AFTER_SECONDS", 1.0)
     with FakeServer("") as server:
         pass
     with pytest.raises(ServerGone, match="is gone"):
         ask(server)
+
+
+def test_a_server_that_accepts_connections_and_answers_nothing_is_gone_within_ten_seconds():
+    """As a process that is stopped: the kernel goes on to accept for it. The longest wait is between two looks."""
+    with FakeServer("") as server, Proxy(server.port) as proxy:
+        proxy.swallow = True
+        started = time.monotonic()
+        with pytest.raises(ServerGone, match="it answers nothing within"):
+            ask(proxy, timeout=0.5)
+        assert time.monotonic() - started + ALIVE_SECONDS < 10
+
+
+def test_a_busy_scheduler_behind_a_living_http_process_is_not_gone(monkeypatch):
+    monkeypatch.setattr(client_module, "HEALTH_SECONDS", 0.2)
+    monkeypatch.setattr(client_module, "GONE_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr(client_module, "PROBE_INTERVAL_SECONDS", 0.1)
+    with FakeServer("", health_seconds=[0.6, 0.6, 0.0]) as server:
+        asyncio.run(look(server))
+    monkeypatch.setattr(client_module, "SILENT_AFTER_SECONDS", 0.5)
+    with FakeServer("", health_seconds=[9.0] * 9) as server, pytest.raises(ServerGone, match="/health does not answer"):
+        asyncio.run(look(server))
+
+
+async def look(server: FakeServer) -> None:
+    async with open_client(server) as client:
+        await client.confirm_alive()

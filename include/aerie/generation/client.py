@@ -2,6 +2,11 @@
 
 A missing field is an error that names it, never a zero. What can go wrong is told apart by ``RequestFailed.kind``;
 only what may pass by itself is sent again.
+
+Decided here: whether a reply can be read, is of this very request and of this very prompt. Whether its tokens are
+right (as many as counted, inside the vocabulary, ended as the finish reason says) is decided by ``aerie.boundary``,
+which quarantines the row: what the server did is then on record. What neither can see is a token id that was changed
+on its way into another ordinary one: TCP's checksum, or TLS, is what guards against that.
 """
 
 import asyncio
@@ -27,13 +32,16 @@ TRANSIENT: frozenset[FailureKind] = frozenset({"aborted", "server_error", "timeo
 CONNECT_SECONDS = 5.0
 # Below the 5 s after which uvicorn closes an idle connection: reusing one that is being closed is a reset.
 KEEPALIVE_SECONDS = 3.0
-GONE_AFTER_SECONDS = 5.0  # of refused connections
-SILENT_AFTER_SECONDS = 30.0  # of open connections without an answer: a busy machine is slow, not dead
-PROBE_SECONDS = 5.0
+GONE_AFTER_SECONDS = 4.0  # of refused connections, or of open ones on which nothing at all is answered
+SILENT_AFTER_SECONDS = 30.0  # of a scheduler that is not heard of: a long prefill is slow, not dead
+ANSWER_SECONDS = 2.5
+HEALTH_SECONDS = 5.0
 PROBE_INTERVAL_SECONDS = 1.0
 ASK_SECONDS = 30.0
 LONGEST_BACKOFF_SECONDS = 30.0
 QUOTED_CHARACTERS = 300
+LONGEST_MESSAGE_CHARACTERS = 1000
+LARGEST_COUNT = 2**31 - 1  # of tokens: the ledger's integers
 
 HTTP_OK = 200
 REQUEST_TIMEOUT = 408
@@ -45,10 +53,13 @@ class ServerGone(Retryable):
 
 
 class RequestFailed(Exception):
-    """One request came to nothing. ``attempts`` counts how often it was sent, once that is known."""
+    """One request came to nothing. ``attempts`` counts how often it was sent, once that is known.
+
+    The message is one line that a database and a log take, whatever the server said.
+    """
 
     def __init__(self, kind: FailureKind, message: str) -> None:
-        super().__init__(message)
+        super().__init__(_printable(message))
         self.kind = kind
         self.attempts = 1
 
@@ -69,14 +80,15 @@ class FinishReason(BaseModel):
 
 
 Described = TypeVar("Described", bound=BaseModel)
-Count = Annotated[int, Field(ge=0, strict=True)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT, strict=True)]
 
 
 class MetaInfo(BaseModel):
-    """What the server says of a response; fields that nothing here reads are kept as they are."""
+    """What the server says of a response; fields that nothing here reads are kept as they are. ``id`` is the rid."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
+    id: str
     finish_reason: FinishReason
     prompt_tokens: Count
     completion_tokens: Count
@@ -147,13 +159,13 @@ def sampling_parameters(sampling: Sampling, *, stop_token_ids: Sequence[int]) ->
     }
 
 
-def parse_reply(body: bytes, *, prompt_tokens: int) -> Reply:
-    """Check a reply.
+def parse_reply(body: bytes, *, rid: str, prompt_tokens: int) -> Reply:
+    """Check a reply to the request ``rid``, whose prompt had ``prompt_tokens``.
 
     Raises:
         RequestFailed: it is not JSON (``malformed_json``), a field is missing or wrong (``schema``: the message names
             the field and the keys received), the request was aborted (``aborted``, or ``poisoned`` where the server
-            blames the request), or it is of another prompt (``inconsistent``).
+            blames the request), or it is of another request or prompt (``inconsistent``).
     """
     try:
         reply = Reply.model_validate_json(body)
@@ -166,6 +178,8 @@ def parse_reply(body: bytes, *, prompt_tokens: int) -> Reply:
             "poisoned" if blamed else "aborted",
             f"aborted inside a 200: {finish.message or 'no message'} (status_code {finish.status_code})",
         )
+    if reply.meta_info.id != rid:
+        raise RequestFailed("inconsistent", f"meta_info.id is {reply.meta_info.id}, but the request was {rid}")
     if reply.meta_info.prompt_tokens != prompt_tokens:
         raise RequestFailed(
             "inconsistent",
@@ -192,6 +206,12 @@ def _keys(document: Any) -> str:
     inside = document.get("meta_info")
     nested = f"; in meta_info: {', '.join(map(str, inside))}" if isinstance(inside, dict) else ""
     return ", ".join(map(str, document)) + nested
+
+
+def _printable(text: str) -> str:
+    """``text`` on one line of bounded length, without what PostgreSQL refuses: NUL and lone surrogates."""
+    line = " ".join(text.replace("\0", "\N{REPLACEMENT CHARACTER}").split()).encode(errors="replace").decode()
+    return line if len(line) <= LONGEST_MESSAGE_CHARACTERS else line[:LONGEST_MESSAGE_CHARACTERS] + "..."
 
 
 def _quoted(body: bytes) -> str:
@@ -256,14 +276,17 @@ class GenerateClient:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _send(self, request: GenerateRequest, attempt: int) -> Reply:
+        rid = f"{request.rid}:{attempt}"
         body = {
-            "rid": f"{request.rid}:{attempt}",
+            "rid": rid,
             "input_ids": list(request.input_ids),
             "sampling_params": {**self._sampling, "max_new_tokens": request.max_new_tokens},
             "stream": False,
         }
         try:
-            async with self._session.post(f"{self._url}/generate", json=body, timeout=self._timeout) as response:
+            async with self._session.post(
+                f"{self._url}/generate", json=body, timeout=self._timeout, allow_redirects=False
+            ) as response:
                 status, reply = response.status, await response.read()
         except TimeoutError as error:
             await self.confirm_alive()
@@ -274,13 +297,13 @@ class GenerateClient:
         if status != HTTP_OK:
             kind: FailureKind = "poisoned" if _blames_request(status) else "server_error"
             raise RequestFailed(kind, f"HTTP {status}: {_quoted(reply)}")
-        return parse_reply(reply, prompt_tokens=len(request.input_ids))
+        return parse_reply(reply, rid=rid, prompt_tokens=len(request.input_ids))
 
     async def confirm_alive(self) -> None:
-        """Return when the server answers ``/health``; callers that come together share one probe.
+        """Return when the server is alive; callers that come together share one probe.
 
         Raises:
-            ServerGone: it has not answered for some seconds.
+            ServerGone: it has answered nothing for some seconds, or its scheduler was not heard of for longer.
         """
         asked_at = time.monotonic()
         async with self._probing:
@@ -297,17 +320,29 @@ class GenerateClient:
             self._alive_at = time.monotonic()
 
     async def _probe(self) -> _Problem | None:
-        """What is wrong with the server, or None when it answers."""
-        timeout = aiohttp.ClientTimeout(total=PROBE_SECONDS)
+        """What is wrong with the server, or None when it is alive.
+
+        ``/model_info`` is answered by the HTTP process alone, at once: any answer tells that it lives. ``/health``
+        tells of the scheduler behind it, which may be slow.
+        """
         try:
-            async with self._session.get(f"{self._url}/health", timeout=timeout) as response:
-                if response.status == HTTP_OK:
-                    return None
-                return _Problem(f"/health says {response.status}", SILENT_AFTER_SECONDS)
+            await self._status_of("/model_info", ANSWER_SECONDS)
         except TimeoutError:
-            return _Problem(f"/health does not answer within {PROBE_SECONDS:.0f} s", SILENT_AFTER_SECONDS)
+            return _Problem(f"it answers nothing within {ANSWER_SECONDS} s", GONE_AFTER_SECONDS)
         except aiohttp.ClientError as error:
             return _Problem(f"{type(error).__name__}: {error}", GONE_AFTER_SECONDS)
+        try:
+            status = await self._status_of("/health", HEALTH_SECONDS)
+        except TimeoutError:
+            return _Problem(f"/health does not answer within {HEALTH_SECONDS:.0f} s", SILENT_AFTER_SECONDS)
+        except aiohttp.ClientError as error:
+            return _Problem(f"/health: {type(error).__name__}: {error}", GONE_AFTER_SECONDS)
+        return None if status == HTTP_OK else _Problem(f"/health says {status}", SILENT_AFTER_SECONDS)
+
+    async def _status_of(self, path: str, seconds: float) -> int:
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        async with self._session.get(f"{self._url}{path}", timeout=timeout) as response:
+            return response.status
 
     async def server_info(self) -> ServerInfo:
         """What the server says of itself; raises as ``ask``."""
