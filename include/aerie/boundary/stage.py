@@ -17,6 +17,7 @@ from aerie.artefacts.files import fingerprint_of
 from aerie.artefacts.layout import DatasetFiles
 from aerie.artefacts.manifest import answered_by, describe_input, describe_output, write_manifest
 from aerie.artefacts.previews import Preview, write_previews
+from aerie.artefacts.response_log import log_files
 from aerie.artefacts.samples import Sample, VerdictRow, sample_writer, verdict_writer
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
 from aerie.boundary.grammar import compile_grammar
@@ -200,7 +201,7 @@ def load_decoder(settings: VerifierSettings, expected: VerifierTokens, path: Pat
 def _input_paths(files: DatasetFiles, kind: str) -> list[Path]:
     if kind == "tokenised":
         return [files.imported, files.verifier_tokens]
-    return [files.prompts, files.responses, files.verifier_tokens]
+    return [files.prompts, *log_files(files.responses), files.verifier_tokens]
 
 
 def _judge_all(request: StageRequest, files: DatasetFiles, events: Events) -> dict[str, Any]:

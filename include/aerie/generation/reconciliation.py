@@ -1,10 +1,11 @@
 """The ledger that a response log implies. The log is the truth after any crash: nothing lost, nothing twice."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
-from aerie.artefacts.response_log import DamagedRow, Response, ResponseHead, Row
+from aerie.artefacts.response_log import Response, ResponseHead, Row, read_responses
 from aerie.boundary import Verdict
 from aerie.errors import BadInput
 from aerie.generation.prompts import GenerationPrompt
@@ -41,9 +42,9 @@ def judged_row(
 def reconcile(
     prompts: Iterable[GenerationPrompt],
     known: Mapping[str, LedgerRow],
-    rows: Iterable[Row | DamagedRow],
+    rows: Iterable[Row],
     *,
-    judge: Callable[[GenerationPrompt, Row], Verdict],
+    judge: Judge,
     where: str,
 ) -> dict[str, LedgerRow]:
     """The ledger that the response log implies, by sample id, in the order of ``prompts``.
@@ -52,63 +53,100 @@ def reconcile(
         prompts: every prompt of the data set.
         known: the ledger as it stands, with verdicts that still hold; one that was reached on the log's very row
             (by checksum) is kept, whoever reached it.
-        rows: the log, in file order.
-        judge: reads and judges one row of the log.
+        rows: the log, in its order.
+        judge: called on responses without such a verdict.
         where: edition and data set, for messages.
 
     Raises:
         BadInput: the log answers prompts that the data set does not have, or has with other tokens.
+        Failed: the log was damaged since ``rows`` were read.
     """
     by_id = {prompt.sample_id: prompt for prompt in prompts}
     latest: dict[str, Row] = {}
     costs: dict[tuple[str, int], int] = {}
     for row in rows:
-        if isinstance(row, DamagedRow):
-            raise BadInput(f"{row}: expected a repaired log")
-        _check_belongs(row.head, by_id.get(row.head.sample_id), where)
-        costs[row.head.sample_id, row.head.attempt] = row.head.completion_tokens
-        before = latest.get(row.head.sample_id)
-        if before is None or row.head.attempt >= before.head.attempt:
-            latest[row.head.sample_id] = row
+        prompt = by_id.get(row.sample_id)
+        if prompt is None or prompt.prompt_sha256 != row.prompt_sha256:
+            raise _foreign(row, prompt, where)
+        costs[row.sample_id, row.attempt] = row.completion_tokens
+        before = latest.get(row.sample_id)
+        if before is None or row.attempt >= before.attempt:
+            latest[row.sample_id] = row
     spent: Counter[str] = Counter()
     for (sample_id, _), tokens in costs.items():
         spent[sample_id] += tokens
+    judged = dict(_judged(by_id, known, latest.values(), judge))
     return {
-        sample_id: _implied(prompt, known.get(sample_id), latest.get(sample_id), spent[sample_id], judge)
+        sample_id: _implied(
+            prompt, known.get(sample_id), latest.get(sample_id), judged.get(sample_id), spent=spent[sample_id]
+        )
         for sample_id, prompt in by_id.items()
     }
 
 
-def _check_belongs(head: ResponseHead, prompt: GenerationPrompt | None, where: str) -> None:
-    if prompt is not None and prompt.prompt_sha256 == head.prompt_sha256:
-        return
+def differing(before: Mapping[str, LedgerRow], now: Mapping[str, LedgerRow]) -> list[LedgerRow]:
+    """The rows of ``now`` that ``before`` does not have, or has otherwise."""
+    return [row for name, row in now.items() if (old := before.get(name)) is not row and old != row]
+
+
+def _foreign(row: Row, prompt: GenerationPrompt | None, where: str) -> BadInput:
     what = "is not among the prompts" if prompt is None else "was generated for other prompt tokens"
-    raise BadInput(
-        f"{where}: the response log has sample {head.sample_id}, which {what}: prompts and responses are of different "
+    return BadInput(
+        f"{where}: the response log has sample {row.sample_id}, which {what}: prompts and responses are of different "
         "populations; restore the prompts, or choose a new edition"
     )
 
 
+def _judged(
+    prompts: Mapping[str, GenerationPrompt], known: Mapping[str, LedgerRow], rows: Iterable[Row], judge: Judge
+) -> Iterator[tuple[str, LedgerRow]]:
+    """Read, in the order of the log, and judge what has no verdict yet."""
+    unjudged = (
+        row
+        for row in rows
+        if prompts[row.sample_id].skip_reason is None and not _has_verdict(known.get(row.sample_id), row)
+    )
+    for row, response in read_responses(unjudged):
+        prompt = prompts[row.sample_id]
+        verdict = judge(prompt, response)
+        yield row.sample_id, judged_row(prompt, response, verdict, crc32=row.crc32, generated_tokens=0)
+
+
+def _has_verdict(known: LedgerRow | None, row: Row) -> bool:
+    return known is not None and known.state in JUDGED and known.response_crc32 == row.crc32
+
+
 def _implied(
-    prompt: GenerationPrompt,
-    known: LedgerRow | None,
-    row: Row | None,
-    spent: int,
-    judge: Callable[[GenerationPrompt, Row], Verdict],
+    prompt: GenerationPrompt, known: LedgerRow | None, row: Row | None, judged: LedgerRow | None, *, spent: int
 ) -> LedgerRow:
-    attempts = max(known.attempts if known else 0, row.head.attempt if row else 0)
-    blank = LedgerRow(
-        prompt.sample_id, "pending", attempts, prompt_tokens=len(prompt.prompt_ids), generated_tokens=spent,
-        admission_rank=prompt.admission_rank, split=prompt.split,
-    )  # fmt: skip
+    """One row of the ledger: ``known`` itself where nothing of it changes."""
+    values: dict[str, Any] = {
+        "attempts": max(known.attempts if known else 0, row.attempt if row else 0),
+        "prompt_tokens": len(prompt.prompt_ids),
+        "generated_tokens": spent,
+        "admission_rank": prompt.admission_rank,
+        "split": prompt.split,
+    }
+    if row is not None and prompt.skip_reason is None:
+        values["completion_tokens"] = row.completion_tokens  # the log's, whatever the ledger says
+    return _with(_outcome(prompt, known, row, judged), values)
+
+
+def _outcome(prompt: GenerationPrompt, known: LedgerRow | None, row: Row | None, judged: LedgerRow | None) -> LedgerRow:
+    """State, reasons and figures of the verdict; the counts are still those of whatever they come from."""
     if prompt.skip_reason is not None:
-        return replace(blank, state="skipped", reasons=(prompt.skip_reason,))
-    if row is None:
-        failed = known is not None and known.state == "failed"
-        return replace(blank, state="failed", reasons=known.reasons, detail=known.detail) if known and failed else blank
-    if known is not None and known.state in JUDGED and known.response_crc32 == row.crc32:
-        return replace(
-            known, attempts=attempts, generated_tokens=spent, admission_rank=prompt.admission_rank, split=prompt.split
-        )
-    judged = judged_row(prompt, row.head, judge(prompt, row), crc32=row.crc32, generated_tokens=spent)
-    return replace(judged, attempts=attempts)
+        return LedgerRow(prompt.sample_id, "skipped", reasons=(prompt.skip_reason,))
+    if judged is not None:
+        return judged
+    if known is not None and row is not None:
+        return known
+    if known is not None and known.state == "failed":
+        return LedgerRow(prompt.sample_id, "failed", reasons=known.reasons, detail=known.detail)
+    return LedgerRow(prompt.sample_id, "pending")
+
+
+def _with(row: LedgerRow, values: Mapping[str, Any]) -> LedgerRow:
+    """Like ``replace``; most rows of a resume stay as they are."""
+    if all(getattr(row, name) == value for name, value in values.items()):
+        return row
+    return replace(row, **values)

@@ -1,8 +1,9 @@
 """Stage ``generate``: responses for the prompts of one data set, up to its budget."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aerie.artefacts.files import fingerprint_of
@@ -14,7 +15,7 @@ from aerie.artefacts.manifest import (
     read_manifest,
     write_manifest,
 )
-from aerie.artefacts.response_log import Response, ResponseLog, Row, read_response, scan
+from aerie.artefacts.response_log import Response, ResponseLog
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
 from aerie.boundary import Grammar, Verdict, apply_policy, check_drop_flags, compile_grammar, judge
 from aerie.errors import AerieError, BadInput, Failed
@@ -25,7 +26,7 @@ from aerie.generation.fingerprints import Fingerprinted, generation_settings, ho
 from aerie.generation.load import ServerMonitor
 from aerie.generation.population import Population, Stop
 from aerie.generation.prompts import GenerationPrompt, load_prompts
-from aerie.generation.reconciliation import reconcile
+from aerie.generation.reconciliation import differing, reconcile
 from aerie.generation.reporting import Reporter
 from aerie.generation.server import Server, check_server, ensure
 from aerie.generation.writer import DatasetWriter
@@ -42,6 +43,7 @@ ALIVE_SECONDS = 3.0
 RENEWALS_PER_LEASE = 4
 LONGEST_RENEWAL_SECONDS = 5.0  # a renewal also tells of a child process that died behind a healthy port
 FIRST_BACKOFF_SECONDS = 1.0
+DAMAGES_NAMED = 20  # of a log that is damaged all over
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,6 @@ class Job:
         )
         return apply_policy(verdict, self.drop_flags)
 
-    def judge_row(self, prompt: GenerationPrompt, row: Row) -> Verdict:
-        """The verdict on a row of the log."""
-        return self.judge(prompt, read_response(self.files.responses, row))
-
 
 def generate(request: StageRequest, events: Events) -> StageResult:
     """Generate a data set up to its budget, going on from whatever earlier runs left.
@@ -155,7 +153,7 @@ def generate(request: StageRequest, events: Events) -> StageResult:
     migrate(url)
     lock_path = job.files.folder / "generate.lock"
     with DatasetWriter(url, **job.key, run_id=request.run_id, lock_path=lock_path) as writer:
-        stop, counts = _generate(job, writer)
+        stop, counts, log_rows = _generate(job, writer)
     if stop.failed:
         events.alert(stop.reason, f"{job.where}: {stop.message}")
         raise Failed(f"{job.where} stopped by {stop.reason}: {stop.message}")
@@ -166,14 +164,17 @@ def generate(request: StageRequest, events: Events) -> StageResult:
         dataset=job.dataset,
         fingerprint=job.fingerprint,
         inputs=inputs,
-        outputs=[describe_output(job.files.responses, counts["log_rows"])],
+        outputs=[describe_output(path, rows) for path, rows in sorted(log_rows.items())],
         counts=counts,
     )
     return StageResult(stage=STAGE, reused=False, manifest=manifest)
 
 
-def _generate(job: Job, writer: DatasetWriter) -> tuple[Stop, dict[str, Any]]:
-    """Reconcile, generate what is missing, and record why it stopped; the caller is the only writer."""
+def _generate(job: Job, writer: DatasetWriter) -> tuple[Stop, dict[str, Any], Mapping[Path, int]]:
+    """Reconcile, generate what is missing, and record why it stopped; the caller is the only writer.
+
+    Returns why, the manifest's counts, and the rows of each file of the log.
+    """
     with ResponseLog(job.files.responses) as log:
         population = _reconciled(job, writer.connection, log)
         reporter = Reporter(job.events, population, dataset=job.dataset)
@@ -183,7 +184,8 @@ def _generate(job: Job, writer: DatasetWriter) -> tuple[Stop, dict[str, Any]]:
             stop = population.conclude()
     record_stop(writer.connection, **job.key, stopped_by=stop.reason, message=stop.message)
     reporter.close(stop, output=job.files.responses)
-    return stop, _counts(job, population, stop, seconds=reporter.seconds)
+    counts = _counts(job, population, stop, seconds=reporter.seconds)
+    return stop, {**counts, "log_rows": log.row_counts.total()}, log.row_counts
 
 
 def _reconciled(job: Job, connection: Connection, log: ResponseLog) -> Population:
@@ -193,15 +195,15 @@ def _reconciled(job: Job, connection: Connection, log: ResponseLog) -> Populatio
     held = hold_generation(
         job.files.folder / "generation.json",
         job.generation,
-        log_has_rows=next(scan(job.files.responses), None) is not None,
+        log_has_rows=log.row_counts.total() > 0,
         where=job.where,
     )
     edition = read_edition(connection, **job.key)
     ledger = read_ledger(connection, **job.key)
     same_rules = held and edition is not None and edition["rules_fingerprint"] == job.rules.fingerprint
     known = ledger if same_rules else {}
-    rows = reconcile(prompts, known, scan(job.files.responses), judge=job.judge_row, where=job.where)
-    changed = [row for row in rows.values() if ledger.get(row.sample_id) != row]
+    rows = reconcile(prompts, known, log.take_rows(), judge=job.judge, where=job.where)
+    changed = differing(ledger, rows)
     record_edition(
         connection,
         **job.key,
@@ -232,13 +234,15 @@ def _reconciled(job: Job, connection: Connection, log: ResponseLog) -> Populatio
 
 def _report_repair(job: Job, log: ResponseLog) -> None:
     repaired = log.repaired
-    if repaired.torn_offset is not None:
+    if repaired.torn is not None:
         job.events.progress(
-            f"{log.path}: cut {repaired.torn_bytes} bytes at byte {repaired.torn_offset}, an incomplete row of an "
+            f"{log.path}: cut {repaired.torn.size} bytes at byte {repaired.torn.offset}, an incomplete row of an "
             "earlier run; its sample is generated again"
         )
-    for row in repaired.damaged:
-        job.events.alert("damaged_row", f"{row}; it was set aside, and its sample is generated again")
+    for damage in repaired.damaged[:DAMAGES_NAMED]:
+        job.events.alert("damaged_row", f"{damage}; it was set aside, and its sample is generated again")
+    if len(repaired.damaged) > DAMAGES_NAMED:
+        job.events.alert("damaged_row", f"{log.path}: {len(repaired.damaged):,} places in all were damaged")
 
 
 async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: Population, reporter: Reporter) -> Stop:
@@ -337,5 +341,4 @@ def _counts(job: Job, population: Population, stop: Stop, *, seconds: float) -> 
         "stopped_by": stop.reason,
         "stop_message": stop.message,
         "seconds": round(seconds, 3),
-        "log_rows": sum(1 for _ in scan(job.files.responses)),
     }
