@@ -112,6 +112,18 @@ def stage(
     run_stage(name, request=request, result=result, events=events)
 
 
+@app.command(hidden=True)
+def decode(
+    request: Annotated[Path, typer.Option(help="Request of a stage, a JSON document.")],
+    responses: Annotated[Path, typer.Option(help="Responses to decode, JSON lines.")],
+    previews: Annotated[Path, typer.Option(help="Where to write them as text, JSON lines.")],
+) -> None:
+    """Decode responses for people to read (model environment)."""
+    from aerie.boundary.decoding import decode_file
+
+    decode_file(request, responses, previews)
+
+
 @database.command("migrate")
 def database_migrate() -> None:
     """Bring Aerie's tables to the version of this code; nothing to do where they are."""

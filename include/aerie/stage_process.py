@@ -4,7 +4,6 @@ The process stays in the caller's process group; whoever ends the caller ends it
 """
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -15,15 +14,12 @@ from typing import Any
 
 from aerie.artefacts.files import write_text
 from aerie.errors import AerieError, BadInput, Failed, Retryable
-from aerie.settings.machine import PROJECT_ROOT, python_of
+from aerie.settings.machine import python_of, variables_of
 from aerie.stages import STAGES, StageRequest, StageResult
 
 POLL_SECONDS = 0.5
 STOP_GRACE_SECONDS = 20
 Event = Mapping[str, Any]
-
-# Airflow's connection strings are no business of a stage, and only control-side stages use the store.
-CONTROL_SIDE_VARIABLES = ("AERIE_DATABASE_URL",)
 
 
 @dataclass
@@ -58,7 +54,7 @@ class StageProcess:
         ]  # fmt: skip
         with paths["output.log"].open("wb") as output, paths["events.jsonl"].open(encoding="utf-8") as events:
             self._process = subprocess.Popen(
-                command, env=_variables(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                command, env=variables_of(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
             message = self._follow(self._process, events)
         status = self._process.returncode
@@ -100,14 +96,6 @@ class StageProcess:
         text = message or f"stage {self.stage} ended with status {status}: {_last_line(log)} (its output is in {log})"
         kind = {BadInput.exit_code: BadInput, Retryable.exit_code: Retryable}.get(status, Failed)
         return kind(text)
-
-
-def _variables(environment: str) -> dict[str, str]:
-    hidden = () if environment == "airflow" else CONTROL_SIDE_VARIABLES
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__") and name not in hidden
-    }
-    return {**kept, "PYTHONPATH": str(PROJECT_ROOT / "include"), "PYTHONUNBUFFERED": "1"}
 
 
 def _parsed(lines: list[str]) -> Iterator[Event]:

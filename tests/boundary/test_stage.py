@@ -12,9 +12,10 @@ import pytest
 from aerie.artefacts.imported import ImportedRow, write_imported
 from aerie.artefacts.previews import iterate_previews
 from aerie.artefacts.prompts import Prompt, write_prompts
-from aerie.artefacts.response_log import Response, ResponseLog, prompt_sha256
+from aerie.artefacts.response_log import Response, ResponseLog, iterate_responses, prompt_sha256
 from aerie.artefacts.samples import iterate_samples, iterate_verdicts
 from aerie.artefacts.verifier_tokens import write_verifier_tokens
+from aerie.boundary.decoding import decode_file
 from aerie.boundary.files import judge_file
 from aerie.boundary.rows import JudgedRow
 from aerie.boundary.stage import PreviewChooser, validate
@@ -180,6 +181,22 @@ def test_every_response_has_a_verdict_and_the_manifest_counts_them(dataset: Data
     assert (counts["reasoning_rows"], counts["reasoning_share"]) == (4, 1.0)
     assert counts["splits"] == {"train": 3, "validation": 1}
     assert "4 of 6 rows kept, 2 quarantined" in dataset.events[-1]["message"]
+
+
+def test_every_version_of_a_sample_can_be_decoded_in_the_order_asked_for(dataset: Dataset) -> None:
+    mixed(dataset)
+    versions = {
+        response.attempt: response
+        for response in iterate_responses(dataset.files.responses)
+        if response.sample_id == "regenerated"
+    }
+    request, asked, decoded = (dataset.root / name for name in ("request.json", "asked.jsonl", "decoded.jsonl"))
+    request.write_text(dataset.request().model_dump_json())
+    asked.write_text("".join(f"{versions[attempt].model_dump_json()}\n" for attempt in (2, 1)))
+    decode_file(request, asked, decoded)
+    shown = [(preview.verdict, [text for kind, text in preview.spans if kind != "prompt"]) for preview in
+             iterate_previews(decoded)]  # fmt: skip
+    assert shown == [("kept", ["one", "</think>", "two", "<|im_end|>"]), ("quarantined", ["one", "<|im_end|>"])]
 
 
 def test_previews_show_boundary_and_tools_as_text(dataset: Dataset) -> None:

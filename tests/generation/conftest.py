@@ -1,7 +1,7 @@
 """A small world to generate in: prompts on disk, a database, and a server that can be told to fail."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ import pytest
 
 from aerie.artefacts.layout import DatasetFiles
 from aerie.artefacts.manifest import Manifest, write_manifest
+from aerie.artefacts.previews import Preview
 from aerie.artefacts.prompts import Prompt, write_prompts
+from aerie.artefacts.response_log import Response
 from aerie.artefacts.verifier_tokens import VerifierTokens, write_verifier_tokens
-from aerie.generation import stage
+from aerie.generation import canary_show, stage
 from aerie.generation.server import Server
 from aerie.settings.pipeline import PipelineSettings
 from aerie.stages import Events, StageRequest, StageResult
@@ -138,7 +140,20 @@ def world(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) ->
         write_weights(tmp_path / "verifier", b"weights")
         write_dataset(made.files, make_prompts(40))
         monkeypatch.setattr(stage, "_ensure_server", ensure(server.url))
+        monkeypatch.setattr(canary_show, "decode", decode_without_tokenizer)
         yield made
+
+
+async def decode_without_tokenizer(request: StageRequest, responses: Sequence[Response]) -> list[Preview]:
+    """Stands in for the step in the model environment, which takes seconds and a real checkpoint."""
+    return [
+        Preview(
+            sample_id=row.sample_id, conversation_id="c", split="train", verdict="kept", reasons=(), flags=(),
+            positions={}, prompt_tokens=row.prompt_tokens, response_tokens=row.completion_tokens, reasoning_tokens=0,
+            spans=(("answer", f"{row.output_ids}"),),
+        )
+        for row in responses
+    ]  # fmt: skip
 
 
 def ensure(url: str) -> Callable[[StageRequest, Events], Server]:

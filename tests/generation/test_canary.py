@@ -1,19 +1,25 @@
 """The canary: which prompts, what they must show, and the same rates during the run."""
 
 import math
+import re
 from dataclasses import replace
 from statistics import fmean, stdev
 
 import numpy as np
 import pytest
 
+from aerie.artefacts.previews import Preview, iterate_previews
 from aerie.errors import Failed
+from aerie.generation import canary_show
 from aerie.generation.budget import Limits
 from aerie.generation.canary import CanaryReport, RateWatch, canary_criteria, choose_canary, quarantine_criterion
+from aerie.generation.decoding import preview_lines
 from aerie.generation.population import Population
 from aerie.generation.prompts import GenerationPrompt
 from aerie.settings.pipeline import CanarySettings, GenerationSettings
+from aerie.store.connection import connected
 from aerie.store.queries.ledger import LedgerRow
+from aerie.store.queries.previews import list_previews
 
 from .conftest import DATASET, manifest_of
 from .fake_server import reply, sample_of
@@ -217,3 +223,75 @@ def test_a_canary_cut_by_the_cap_is_refused_before_the_rest_is_generated(world):
         world.run()
     assert len(world.server.requests) == 4
     assert manifest_of(world.run(canary={"prompts": 4, "maximum_truncated_share": 1})).counts["kept"] == 40
+
+
+def messages(world) -> list[str]:
+    return [event["message"] for event in world.events("progress")]
+
+
+def test_a_passed_canary_says_its_shares_and_the_time_for_the_budget_and_shows_three_samples(world):
+    world.server.delay_seconds = 0.05
+    world.run(budget_tokens=1500)
+    (line,) = (message for message in messages(world) if message.startswith("canary"))
+    assert line.startswith("canary passed: 4 responses, corrupt 0.0%, truncated 0.0%, ")
+    assert re.search(r"; mean \d+ tokens, [\d,]+ tok/s; at this rate \d+ s for the 1,\d+ response tokens", line)
+    samples = [message for message in messages(world) if message.startswith("Sample ")]
+    assert [sample.split(":")[0] for sample in samples] == [f"Sample {n} of 3" for n in (1, 2, 3)]
+    shown = [preview.sample_id for preview in iterate_previews(world.files.canary_previews)]
+    with connected(world.database_url) as connection:
+        stored = list_previews(connection, edition="main", dataset=DATASET)
+    assert {row["sample_id"] for row in stored} == set(shown) and len(shown) == 3
+
+
+def test_the_canary_is_shown_once_and_a_failed_one_is_shown_too(world):
+    cut = reply(list(range(1, 257)), 5, finish_reason={"type": "length", "length": 256})
+    world.server.fault = lambda body, before: cut
+    with pytest.raises(Failed, match="stopped by canary"):
+        world.run()
+    world.server.fault = lambda body, before: None
+    world.run(budget_tokens=1500, canary={"prompts": 4, "maximum_truncated_share": 1})
+    lines = [message for message in messages(world) if message.startswith(("canary", "Sample 1 "))]
+    assert [line.split(":")[0] for line in lines] == ["canary did not pass", "Sample 1 of 3"]
+
+
+def test_samples_that_cannot_be_decoded_are_an_alert_and_generation_goes_on(world, monkeypatch):
+    async def fail(request, responses):
+        raise Failed("decoding ended with status 2: no tokenizer")
+
+    monkeypatch.setattr(canary_show, "decode", fail)
+    assert manifest_of(world.run()).counts["kept"] == 40
+    (alert,) = world.events("alert")
+    assert alert["reason"] == "samples_not_decoded" and "no tokenizer; generation goes on" in alert["message"]
+    assert alert["message"] in messages(world) and not world.files.canary_previews.exists()
+
+
+def test_a_data_set_no_larger_than_its_canary_still_shows_it(world):
+    world.run(max_prompts=3)
+    assert sum(message.startswith(("canary passed: 3 ", "Sample ")) for message in messages(world)) == 4
+
+
+def test_a_canary_whose_samples_were_lost_with_the_process_shows_them_in_the_next_run(world):
+    world.run(max_prompts=10)
+    world.files.canary_previews.unlink()
+    world.run(max_prompts=20)
+    assert sum(message.startswith("Sample 1 ") for message in messages(world)) == 2
+
+
+def test_a_decoded_row_shows_its_boundary_and_its_special_tokens_and_is_cut_in_its_middle():
+    preview = Preview(
+        sample_id="s1", conversation_id="c", split="train", verdict="quarantined", reasons=("loop",), flags=(),
+        positions={"loop": (3, 9)}, prompt_tokens=1000, response_tokens=20, reasoning_tokens=7,
+        spans=(
+            ("prompt", "a" * 500 + "b" * 500 + "<think>"), ("reasoning", "one\ntwo"), ("boundary", "</think>"),
+            ("answer", "three"), ("tool", "<|call|>"), ("tool_id", "f:0"), ("tool", "<|end|>"), ("end", "<|im_end|>"),
+        ),
+    )  # fmt: skip
+    assert list(preview_lines(preview, characters=20)) == [
+        "s1: quarantined (loop), 1,000 prompt tokens, 20 of response, 7 of them reasoning",
+        "     prompt | aaaaaaaaaa [... 987 characters ...] bbb<think>",
+        "  reasoning | one\u23cetwo",
+        "   boundary | </think>",
+        "     answer | three",
+        "      tools | <|call|>f:0<|end|>",
+        "        end | <|im_end|>",
+    ]

@@ -336,9 +336,10 @@ GENERATE = """
 import sys
 from pathlib import Path
 from tests.generation import conftest
-from aerie.generation import stage
+from aerie.generation import canary_show, stage
 from aerie.stages import Events
 stage._ensure_server = conftest.ensure(sys.argv[3])
+canary_show.decode = conftest.decode_without_tokenizer
 world = conftest.World(Path(sys.argv[1]), sys.argv[2], None)
 stage.generate(world.request(), Events(world.root / "events.jsonl"))
 """

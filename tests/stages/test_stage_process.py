@@ -6,7 +6,8 @@ import time
 import pytest
 
 from aerie.errors import BadInput, Retryable
-from aerie.stage_process import StageProcess, _variables
+from aerie.settings.machine import variables_of
+from aerie.stage_process import StageProcess
 
 
 def test_a_stages_own_message_is_the_error_that_the_caller_sees(make_request, settings, tmp_path):
@@ -47,5 +48,5 @@ def test_a_dead_environment_is_named(make_request, tmp_path, monkeypatch):
 def test_secrets_of_the_control_side_stay_there(monkeypatch):
     monkeypatch.setenv("AERIE_DATABASE_URL", "postgresql://aerie:hunter2@host/db")
     monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "postgresql://aerie:hunter2@host/db")
-    assert not any("hunter2" in value for value in _variables("model").values())
-    assert "AERIE_DATABASE_URL" in _variables("airflow")
+    assert not any("hunter2" in value for value in variables_of("model").values())
+    assert "AERIE_DATABASE_URL" in variables_of("airflow")

@@ -45,6 +45,11 @@ class DatasetFiles:
         """Decoded samples for people, written by ``validate``."""
         return self.folder / "previews.jsonl"
 
+    @property
+    def canary_previews(self) -> Path:
+        """Decoded samples of the canary, written by ``generate``."""
+        return self.folder / "canary_previews.jsonl"
+
     def manifest(self, stage: str) -> Path:
         """Manifest of ``stage`` for this data set."""
         return self.folder / f"{stage}.manifest.json"

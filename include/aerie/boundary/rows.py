@@ -1,6 +1,6 @@
 """A data set's rows with their verdicts, from its response log or from rows that came already tokenised."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -65,16 +65,27 @@ _declared_tools = lru_cache(maxsize=1024)(declared_tools)
 
 
 class GeneratedRows:
-    """Rows of ``prompts.parquet`` and the newest response of each in the response log, judged one at a time."""
+    """Rows of ``prompts.parquet`` and the newest response of each in the response log, judged one at a time.
 
-    def __init__(self, prompts: Path, responses: Path, grammar: Grammar, decode: Decode) -> None:
+    ``sample_ids`` are those to be known, by default all.
+    """
+
+    def __init__(
+        self,
+        prompts: Path,
+        responses: Path,
+        grammar: Grammar,
+        decode: Decode,
+        *,
+        sample_ids: Collection[str] | None = None,
+    ) -> None:
         self._responses = responses
         self._grammar = grammar
         self._decode = decode
         self._prompts = {
             prompt.sample_id: _StoredPrompt.of(prompt)
             for prompt in iterate_prompts(prompts)
-            if prompt.skip_reason is None
+            if prompt.skip_reason is None and (sample_ids is None or prompt.sample_id in sample_ids)
         }
 
     def __iter__(self) -> Iterator[JudgedRow]:
@@ -84,9 +95,10 @@ class GeneratedRows:
             Failed: the log holds a damaged row.
         """
         for response in latest_responses(self._responses):
-            yield self._judge(response)
+            yield self.judge(response)
 
-    def _judge(self, response: Response) -> JudgedRow:
+    def judge(self, response: Response) -> JudgedRow:
+        """The row of one response."""
         prompt = self._prompts.get(response.sample_id, _NO_PROMPT)
         output = np.array(response.output_ids, dtype=np.int64)
         verdict = judge(

@@ -223,7 +223,7 @@ def _judge_all(request: StageRequest, files: DatasetFiles, events: Events) -> di
         samples = stack.enter_context(sample_writer(files.samples))
         verdicts = stack.enter_context(verdict_writer(files.verdicts))
         for judged in rows:
-            row = _under_policy(judged, drop_flags)
+            row = under_policy(judged, drop_flags)
             tally.add(row)
             previews.offer(row)
             verdicts.write(_verdict_row(row))
@@ -234,11 +234,12 @@ def _judge_all(request: StageRequest, files: DatasetFiles, events: Events) -> di
                 events.progress(f"{request.dataset}: judging, {_summary(tally.counts)}", **_figures(tally.counts))
     if not tally.rows:
         raise Failed(f"{_input_paths(files, settings.kind)[-2]}: holds no row: there is nothing to judge")
-    written = write_previews(files.previews, (_preview(row, decode) for row in previews.chosen()))
+    written = write_previews(files.previews, (preview_of(row, decode) for row in previews.chosen()))
     return {**tally.counts, "previews": written}
 
 
-def _under_policy(row: JudgedRow, drop_flags: frozenset[str]) -> JudgedRow:
+def under_policy(row: JudgedRow, drop_flags: frozenset[str]) -> JudgedRow:
+    """The row with its verdict under a data set's policy."""
     verdict = apply_policy(row.verdict, drop_flags)
     return row if verdict is row.verdict else JudgedRow(**{**vars(row), "verdict": verdict})
 
@@ -278,7 +279,8 @@ def _sample(row: JudgedRow, request: StageRequest) -> Sample:
     )
 
 
-def _preview(row: JudgedRow, decode: Decode) -> Preview:
+def preview_of(row: JudgedRow, decode: Decode) -> Preview:
+    """The row, decoded for people."""
     ids = row.input_ids.tolist()
     return Preview(
         sample_id=row.sample_id,

@@ -74,6 +74,7 @@ class Driver:
     """Generates what a population still lacks.
 
     ``write_ledger`` commits rows in one transaction. ``rid_prefix`` makes request ids unique on the server.
+    ``canary_finished`` is called when the last row of the canary is durable.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Driver:
         concurrency: int,
         launch_token: str,
         rid_prefix: str,
+        canary_finished: Callable[[], None] = lambda: None,
     ) -> None:
         self._population = population
         self._client = client
@@ -96,6 +98,7 @@ class Driver:
         self._concurrency = concurrency
         self._launch_token = launch_token
         self._rid_prefix = rid_prefix
+        self._canary_finished = canary_finished
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._pending = deque(population.pending())
         self._running: dict[str, Running] = {}
@@ -300,8 +303,11 @@ class Driver:
 
     def _take_commit(self, rows: tuple[LedgerRow, ...]) -> None:
         self._commit = None
+        finished_before = self._population.canary_finished
         for row in rows:
             self._population.record(row)
+        if self._population.canary_finished and not finished_before:
+            self._canary_finished()
 
     # Ending
 

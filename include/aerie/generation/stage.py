@@ -20,6 +20,7 @@ from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
 from aerie.boundary import Grammar, Verdict, apply_policy, check_drop_flags, compile_grammar, judge
 from aerie.errors import AerieError, BadInput, Failed
 from aerie.generation.budget import Limits, decide
+from aerie.generation.canary_show import CanaryShow
 from aerie.generation.client import GenerateClient, RequestFailed, sampling_parameters
 from aerie.generation.driver import Driver
 from aerie.generation.fingerprints import Fingerprinted, generation_settings, hold_generation, rules_settings
@@ -259,6 +260,7 @@ async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: 
         first_backoff_seconds=FIRST_BACKOFF_SECONDS,
     ) as client:
         await _check_server(client, job, server)
+        canary = CanaryShow(request, job.events, population, reporter)
         driver = Driver(
             population,
             client=client,
@@ -268,6 +270,7 @@ async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: 
             concurrency=job.settings.concurrency,
             launch_token=server.launch_token,
             rid_prefix=f"{job.where}:{request.run_id}",
+            canary_finished=canary.show,
         )
 
         monitor = ServerMonitor(client, server, job.events)
@@ -284,11 +287,14 @@ async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: 
         )
         helpers = [asyncio.create_task(_repeat(seconds, action, driver)) for seconds, action in regularly]
         try:
-            return await driver.run()
+            canary.show_if_it_was_not()
+            stop = await driver.run()
+            await canary.shown()
+            return stop
         finally:
-            for helper in helpers:
+            for helper in (*helpers, *canary.tasks):
                 helper.cancel()
-            await asyncio.wait(helpers)
+            await asyncio.wait((*helpers, *canary.tasks))
 
 
 def _ensure_server(request: StageRequest, events: Events) -> Server:

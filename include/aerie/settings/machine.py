@@ -8,6 +8,9 @@ from aerie.errors import BadInput
 
 PROJECT_ROOT = Path(__file__).resolve().parents[3]
 
+# Airflow's connection strings are no business of a stage, and only control-side stages use the store.
+CONTROL_SIDE_VARIABLES = ("AERIE_DATABASE_URL",)
+
 
 def aerie_home() -> Path:
     """Folder of everything that Aerie makes on this machine (``AERIE_HOME``, default ``.aerie`` in the clone)."""
@@ -45,6 +48,15 @@ def python_of(environment: Literal["airflow", "serve", "model"]) -> Path:
     if not python.exists():
         raise BadInput(f"{python}: the {environment} environment is not there; run ./aerie setup")
     return python
+
+
+def variables_of(environment: Literal["airflow", "serve", "model"]) -> dict[str, str]:
+    """Environment variables for a process that runs in one of the three environments."""
+    hidden = () if environment == "airflow" else CONTROL_SIDE_VARIABLES
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__") and name not in hidden
+    }
+    return {**kept, "PYTHONPATH": str(PROJECT_ROOT / "include"), "PYTHONUNBUFFERED": "1"}
 
 
 def database_url() -> str:
