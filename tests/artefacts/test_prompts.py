@@ -7,7 +7,7 @@ import pytest
 
 from aerie.artefacts.imported import ImportedRow, iterate_imported, write_imported
 from aerie.artefacts.parquet import ROWS_PER_GROUP
-from aerie.artefacts.prompts import Prompt, iterate_prompts, read_prompts, write_prompts
+from aerie.artefacts.prompts import Prompt, iterate_prompt_tokens, iterate_prompts, read_prompts, write_prompts
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens, write_verifier_tokens
 from aerie.errors import BadInput
 
@@ -29,6 +29,10 @@ def test_prompts_come_back_as_they_were_written_across_row_groups(tmp_path: Path
 
     assert write_prompts(tmp_path / "prompts.parquet", prompts) == 2 * ROWS_PER_GROUP
     assert read_prompts(tmp_path / "prompts.parquet") == prompts
+    fields = ("sample_id", "split", "admission_rank", "skip_reason")
+    assert [(*row[:-1], list(row.prompt_ids)) for row in iterate_prompt_tokens(tmp_path / "prompts.parquet")] == [
+        (*(getattr(prompt, field) for field in fields), prompt.prompt_ids) for prompt in prompts
+    ]
 
 
 def test_imported_rows_come_back_as_they_were_written(tmp_path: Path) -> None:

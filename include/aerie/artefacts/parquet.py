@@ -1,6 +1,6 @@
 """Streaming rows in and out of Parquet files of a fixed schema; the formats themselves are in their own modules."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,25 @@ def iterate_rows(path: Path, schema: pa.Schema, *, written_by: str) -> Iterator[
     Raises:
         BadInput: the file is missing, is not Parquet, or has other columns.
     """
+    for batch in iterate_batches(path, schema, written_by=written_by):
+        yield from batch.to_pylist()
+
+
+def iterate_batches(
+    path: Path, schema: pa.Schema, *, written_by: str, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows a row group at a time, as Arrow holds them; of some ``columns`` only where they are given.
+
+    Raises:
+        BadInput: the file is missing, is not Parquet, or has other columns.
+    """
     if not path.is_file():
         raise BadInput(f"{path}: not there; run stage {written_by} first")
     try:
         with pq.ParquetFile(path) as file:
             if not file.schema_arrow.equals(schema):
                 raise BadInput(f"{path}: expected columns {_columns(schema)}; found {_columns(file.schema_arrow)}")
-            for batch in file.iter_batches(batch_size=ROWS_PER_GROUP):
-                yield from batch.to_pylist()
+            yield from file.iter_batches(batch_size=ROWS_PER_GROUP, columns=columns)
     except pa.ArrowInvalid as error:
         raise BadInput(f"{path}: not a Parquet file, or a damaged one: {error}") from error
 

@@ -1,13 +1,15 @@
 """``prompts.parquet``: the prompts of one data set, as token ids, in the order in which generation takes them."""
 
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from aerie.artefacts.parquet import iterate_rows, write_rows
+from aerie.artefacts.parquet import iterate_batches, iterate_rows, write_rows
 
 Split = Literal["train", "validation", "benchmark"]
 
@@ -44,6 +46,16 @@ class Prompt:
     skip_reason: str | None
 
 
+class PromptTokens(NamedTuple):
+    """What generation needs of a prompt. ``prompt_ids`` are int32 [prompt_tokens]."""
+
+    sample_id: str
+    split: Split
+    admission_rank: int
+    skip_reason: str | None
+    prompt_ids: "array[int]"
+
+
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> int:
     """Write prompts to ``path`` atomically, in the order given, and return how many there were."""
     return write_rows(path, SCHEMA, (vars(prompt) for prompt in prompts))
@@ -57,6 +69,16 @@ def iterate_prompts(path: Path) -> Iterator[Prompt]:
     """
     for row in iterate_rows(path, SCHEMA, written_by="prepare"):
         yield Prompt(**row)
+
+
+def iterate_prompt_tokens(path: Path) -> Iterator[PromptTokens]:
+    """Yield prompts in file order without a Python object for each id; raises as ``iterate_prompts`` does."""
+    for batch in iterate_batches(path, SCHEMA, written_by="prepare", columns=PromptTokens._fields):
+        ids = batch.column("prompt_ids")
+        values, ends = ids.values.to_numpy(), ids.offsets.to_pylist()
+        tokens = (array("i", values[start:end].tobytes()) for start, end in pairwise(ends))
+        others = (batch.column(name).to_pylist() for name in PromptTokens._fields[:-1])
+        yield from map(PromptTokens._make, zip(*others, tokens, strict=True))
 
 
 def read_prompts(path: Path) -> list[Prompt]:

@@ -27,7 +27,6 @@ import io
 import mmap
 import os
 import shutil
-import struct
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, BinaryIO, NamedTuple, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aerie.artefacts.files import atomic_path, sha256_of, sync_directory
@@ -135,7 +135,7 @@ class Repair:
 
 def prompt_sha256(prompt_ids: Sequence[int]) -> str:
     """SHA-256, in hex, of prompt ids as little-endian int32."""
-    return hashlib.sha256(struct.pack(f"<{len(prompt_ids)}i", *prompt_ids)).hexdigest()
+    return hashlib.sha256(np.asarray(prompt_ids, dtype="<i4").tobytes()).hexdigest()
 
 
 # One row

@@ -1,11 +1,10 @@
 """The prompts of a data set as generation needs them: compact, in admission order, with the cap of each."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.artefacts.prompts import Prompt, iterate_prompts
+from aerie.artefacts.prompts import PromptTokens, iterate_prompt_tokens
 from aerie.artefacts.response_log import prompt_sha256
 from aerie.settings.pipeline import DatasetSettings
 
@@ -37,11 +36,11 @@ def load_prompts(path: Path, dataset: DatasetSettings, *, context_length: int) -
     Raises:
         BadInput: the file is missing or is not such a file.
     """
-    prompts = (_compact(prompt, dataset, context_length) for prompt in iterate_prompts(path))
+    prompts = (_compact(prompt, dataset, context_length) for prompt in iterate_prompt_tokens(path))
     return sorted(prompts, key=lambda prompt: (prompt.admission_rank, prompt.sample_id))
 
 
-def _compact(prompt: Prompt, dataset: DatasetSettings, context_length: int) -> GenerationPrompt:
+def _compact(prompt: PromptTokens, dataset: DatasetSettings, context_length: int) -> GenerationPrompt:
     room = context_length - len(prompt.prompt_ids) - CONTEXT_RESERVE_TOKENS
     max_new_tokens = min(dataset.max_new_tokens, room)
     skip_reason = prompt.skip_reason
@@ -53,7 +52,7 @@ def _compact(prompt: Prompt, dataset: DatasetSettings, context_length: int) -> G
         sample_id=prompt.sample_id,
         split=prompt.split,
         admission_rank=prompt.admission_rank,
-        prompt_ids=array("i", prompt.prompt_ids),
+        prompt_ids=prompt.prompt_ids,
         prompt_sha256=prompt_sha256(prompt.prompt_ids),
         max_new_tokens=max(0, max_new_tokens),
         skip_reason=skip_reason,

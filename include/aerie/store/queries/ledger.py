@@ -100,8 +100,8 @@ def read_ledger(connection: Connection, *, edition: str, dataset: str) -> dict[s
             (edition, dataset),
         )
         return {
-            row["sample_id"]: LedgerRow(**{**row, "reasons": tuple(row["reasons"]), "flags": tuple(row["flags"])})
-            for row in as_mappings(cursor)
+            sample_id: LedgerRow(sample_id, state, attempts, tuple(reasons), tuple(flags), *others)
+            for sample_id, state, attempts, reasons, flags, *others in cursor
         }
 
 
