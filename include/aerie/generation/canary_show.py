@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from aerie.artefacts.previews import Preview, write_previews
-from aerie.artefacts.response_log import Response, latest_rows, read_response
+from aerie.artefacts.response_log import Response, latest_rows, read_responses
 from aerie.errors import AerieError
 from aerie.generation.budget import decide
 from aerie.generation.canary import CanaryReport
@@ -63,9 +63,10 @@ class CanaryShow:
         for line in sample_lines(previews):
             self._events.progress(line)
 
-    def _read(self, sample_ids: Iterable[str]) -> list[Response]:
+    def _read(self, sample_ids: Sequence[str]) -> list[Response]:
         rows = latest_rows(self._files.responses)
-        return [read_response(self._files.responses, rows[sample_id]) for sample_id in sample_ids]
+        read = {row.sample_id: response for row, response in read_responses(rows[name] for name in sample_ids)}
+        return [read[name] for name in sample_ids]
 
     def _keep(self, previews: Sequence[Preview]) -> None:
         write_previews(self._files.canary_previews, previews)
