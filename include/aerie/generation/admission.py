@@ -28,33 +28,37 @@ class Admission:
         self._arrived = replace(durable)
         self._lengths = LengthEstimator(cap, earlier)
         self._running: dict[str, Started] = {}
+        self._prompt_tokens = 0  # of what runs, as the next
+        self._most_tokens = 0
 
     def started(self, sample_id: str, *, prompt_tokens: int, max_new_tokens: int, at: float) -> None:
         """A request began."""
         self._running[sample_id] = Started(prompt_tokens, max_new_tokens, at)
+        self._prompt_tokens += prompt_tokens
+        self._most_tokens += max_new_tokens
 
     def arrived(self, sample_id: str, *, response_tokens: int, kept: bool, at: float) -> None:
         """A request was answered."""
-        started = self._running.pop(sample_id)
+        started = self.ended(sample_id)
         self._lengths.finished(response_tokens, at - started.at)
         self._arrived.add(kept=kept, prompt_tokens=started.prompt_tokens, response_tokens=response_tokens)
 
-    def ended(self, sample_id: str) -> None:
-        """A request ended without an answer."""
-        self._running.pop(sample_id, None)
+    def ended(self, sample_id: str) -> Started:
+        """A request ended, with or without an answer."""
+        started = self._running.pop(sample_id)
+        self._prompt_tokens -= started.prompt_tokens
+        self._most_tokens -= started.max_new_tokens
+        return started
 
     def may_start(self, now: float) -> bool:
         """Whether another request may start."""
-        running = self._running.values()
-        prompt_tokens = sum(started.prompt_tokens for started in running)
-        worst = Forecast(float(sum(started.max_new_tokens for started in running)), 0.0)
+        worst = Forecast(float(self._most_tokens), 0.0)
         # Far from the limits the worst case has room too, and costs little to know.
-        if decide(self._limits, self._arrived, InFlight(len(running), prompt_tokens, worst)).start:
+        if decide(self._limits, self._arrived, InFlight(len(self._running), self._prompt_tokens, worst)).start:
             return True
         return decide(self._limits, self._arrived, self.expect(now)).start
 
     def expect(self, now: float) -> InFlight:
         """What is expected of the requests that run."""
         ages = self._lengths.ages([now - started.at for started in self._running.values()])
-        prompt_tokens = sum(started.prompt_tokens for started in self._running.values())
-        return InFlight(len(ages), prompt_tokens, self._lengths.distribution(ages).forecast(ages))
+        return InFlight(len(ages), self._prompt_tokens, self._lengths.distribution(ages).forecast(ages))

@@ -18,8 +18,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+from yarl import URL
 
 from aerie.errors import Retryable
 from aerie.settings.profile import Sampling
@@ -43,6 +44,7 @@ QUOTED_CHARACTERS = 300
 LONGEST_MESSAGE_CHARACTERS = 1000
 LARGEST_COUNT = 2**31 - 1  # of tokens: the ledger's integers
 
+JSON = {"Content-Type": "application/json"}
 HTTP_OK = 200
 REQUEST_TIMEOUT = 408
 TOO_MANY_REQUESTS = 429
@@ -237,6 +239,7 @@ class GenerateClient:
     ) -> None:
         self._session = session
         self._url = url.rstrip("/")
+        self._generate_url = URL(f"{self._url}/generate")
         self._sampling = sampling
         self._timeout = aiohttp.ClientTimeout(total=request_timeout_seconds, sock_connect=CONNECT_SECONDS)
         self._maximum_attempts = maximum_attempts
@@ -259,7 +262,14 @@ class GenerateClient:
             RequestFailed: it failed for good, or as often as it may.
             ServerGone: the server no longer answers.
         """
-        attempt = request.first_attempt - 1
+        try:
+            return Answer(await self._send(request, request.first_attempt), request.first_attempt)
+        except RequestFailed as error:
+            return await self._send_again(request, error)
+
+    async def _send_again(self, request: GenerateRequest, first: RequestFailed) -> Answer:
+        """What follows a first failure. Machinery for it costs about as much as a request: few pay for it."""
+        attempt = request.first_attempt
         try:
             async for attempting in AsyncRetrying(
                 stop=stop_after_attempt(self._maximum_attempts),
@@ -268,6 +278,8 @@ class GenerateClient:
                 reraise=True,
             ):
                 with attempting:
+                    if attempting.retry_state.attempt_number == 1:
+                        raise first
                     attempt += 1
                     return Answer(await self._send(request, attempt), attempt)
         except RequestFailed as error:
@@ -285,7 +297,7 @@ class GenerateClient:
         }
         try:
             async with self._session.post(
-                f"{self._url}/generate", json=body, timeout=self._timeout, allow_redirects=False
+                self._generate_url, data=to_json(body), headers=JSON, timeout=self._timeout, allow_redirects=False
             ) as response:
                 status, reply = response.status, await response.read()
         except TimeoutError as error:
