@@ -39,6 +39,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
 
 from aerie.artefacts.files import atomic_path, sha256_of, sync_directory
 from aerie.errors import Failed, Retryable
@@ -144,8 +145,7 @@ def prompt_sha256(prompt_ids: Sequence[int]) -> str:
 def encode(response: Response) -> bytes:
     """One line of the log, its line break included."""
     head = response.model_dump_json(exclude={"output_ids"}).encode()
-    ids = ",".join(map(str, response.output_ids)).encode()
-    body = head[:-1] + TOKENS_FIELD + b"[" + ids + b"]"
+    body = head[:-1] + TOKENS_FIELD + to_json(response.output_ids)
     return body + _ending(zlib.crc32(body)) + b"\n"
 
 
