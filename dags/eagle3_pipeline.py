@@ -6,17 +6,20 @@ from airflow.sdk import DAG, Param, TaskGroup
 from airflow.task.trigger_rule import TriggerRule
 
 from aerie.pipeline import DEFAULT_EDITION, EDITION_PATTERN, STEPS
-from aerie.settings.pipeline import DATASET_KEYS, GENERATED_KEYS, TOKENISED_KEYS
+from aerie.settings.machine import settings_path
+from aerie.settings.pipeline import is_tokenised, load_settings
 from aerie_airflow.operators import FAIL_FOR_GOOD, CloseRunOperator, OpenRunOperator, StageOperator
 
 SERVER_POOL = "aerie_server"
+# The data sets are those of the configuration; one that is wrong is an import error that says so.
+DATASETS = list(load_settings(settings_path()).datasets)
 
 params = {
     "datasets": Param(
-        list(DATASET_KEYS),
+        DATASETS,
         type="array",
-        items={"type": "string", "enum": list(DATASET_KEYS)},
-        examples=list(DATASET_KEYS),
+        items={"type": "string", "enum": DATASETS},
+        examples=DATASETS,
         minItems=1,
         title="Data sets",
         description="Data sets of this run. Those of the edition that were validated before stay in the corpus.",
@@ -84,19 +87,17 @@ with DAG(
     )
     close_run = CloseRunOperator(task_id="close_run").as_teardown(setups=open_run, on_failure_fail_dagrun=True)
 
-    for key in GENERATED_KEYS:
+    for key in DATASETS:
         with TaskGroup(group_id=key):
-            prepare = StageOperator(task_id="prepare", stage="prepare", dataset=key)
-            generate = StageOperator(task_id="generate", stage="generate", dataset=key, pool=SERVER_POOL)
             validate = StageOperator(task_id="validate", stage="validate", dataset=key)
-        plan >> prepare >> generate >> validate >> merge
-        start_generate >> generate >> stop_generate
-
-    for key in TOKENISED_KEYS:
-        with TaskGroup(group_id=key):
-            tokenised = StageOperator(task_id="import", stage="import", dataset=key)
-            validate = StageOperator(task_id="validate", stage="validate", dataset=key)
-        plan >> tokenised >> validate >> merge
+            if is_tokenised(key):
+                plan >> StageOperator(task_id="import", stage="import", dataset=key) >> validate
+            else:
+                prepare = StageOperator(task_id="prepare", stage="prepare", dataset=key)
+                generate = StageOperator(task_id="generate", stage="generate", dataset=key, pool=SERVER_POOL)
+                plan >> prepare >> generate >> validate
+                start_generate >> generate >> stop_generate
+        validate >> merge
 
     open_run >> plan >> start_generate
     merge >> vocabulary >> forecast >> start_capture >> capture >> train >> export >> benchmark >> publish >> close_run

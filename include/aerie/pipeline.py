@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from aerie.settings.machine import data_root, server_folder
-from aerie.settings.pipeline import DATASET_KEYS, TOKENISED_KEYS, PipelineSettings
+from aerie.settings.pipeline import DATASET_KEYS, PipelineSettings, is_tokenised
 from aerie.settings.profile import Frozen
 from aerie.stages import StageRequest
 
@@ -43,7 +43,7 @@ class RunParameters(Frozen):
     @property
     def selected(self) -> tuple[str, ...]:
         """Data sets that the run works on."""
-        return tuple(key for key in self.datasets if not (self.pilot and key in TOKENISED_KEYS))
+        return tuple(key for key in self.datasets if not (self.pilot and is_tokenised(key)))
 
     @property
     def last_step(self) -> str:

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from aerie.artefacts.manifest import Manifest
-from aerie.settings.pipeline import DATASET_KEYS, DatasetSettings
+from aerie.settings.pipeline import DatasetSettings, keys_in_order
 from aerie.stages import StageRequest
 from aerie.store.connection import Connection
 from aerie.store.queries.ledger import LedgerCounts, count_editions
@@ -90,7 +90,7 @@ def in_order(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_key(datasets: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: datasets[key] for key in DATASET_KEYS if key in datasets}
+    return {key: datasets[key] for key in keys_in_order(datasets)}
 
 
 def _number(value: Any) -> str:

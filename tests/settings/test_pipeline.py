@@ -30,7 +30,10 @@ def test_the_demo_has_all_ten_data_sets_and_its_paths_are_relative_to_its_file()
     [
         (lambda d: d["verifier"].pop("profile"), "verifier.profile: Field required"),
         (lambda d: d["serving"].update(mem_fraction=0.5), "serving.mem_fraction: Extra inputs"),
-        (lambda d: d["datasets"].update(B9_other=d["datasets"]["A1"]), "unknown data sets B9_other"),
+        (lambda d: d["datasets"].update(B6_other=d["datasets"]["B1_glaive"]), "data set B6_other: .*B6_ultrachat"),
+        (lambda d: d["datasets"].update(mine=d["datasets"]["B1_glaive"]), "data set mine: .*such as C1_mine"),
+        (lambda d: d["datasets"].update(C1_mine=d["datasets"]["A1"]), "C1_mine is tokenised: the A-series"),
+        (lambda d: d["datasets"]["B1_glaive"]["source"].update(columns={"id": "n"}), "'columns' is for the reader"),
         (lambda d: d["datasets"]["A1"]["source"].pop("path"), "datasets.A1.source: .*either 'path' or 'huggingface'"),
         (lambda d: d["benchmark"].update(minimum_acceptance_length=1.0), "benchmark.minimum_acceptance_length"),
         (lambda d: d["datasets"]["B1_glaive"].update(budget_tokens=-5), "datasets.B1_glaive.budget_tokens"),
@@ -41,6 +44,15 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path, change, message):
     with pytest.raises(BadInput, match=message) as caught:
         load_settings(path)
     assert str(path) in str(caught.value)
+
+
+def test_data_sets_have_one_order_wherever_they_stand_in_the_file(tmp_path):
+    def more(document):
+        known = document["datasets"]
+        mine = {"source": {"reader": "generic", "path": "mine.jsonl", "licence": "MIT"}}
+        document["datasets"] = {"C2_b": mine, "C1_a": mine, **dict(reversed(known.items()))}
+
+    assert tuple(load_settings(changed(tmp_path, more)).datasets) == (*DATASET_KEYS, "C1_a", "C2_b")
 
 
 def test_a_hub_source_without_a_pinned_revision_is_refused(tmp_path):

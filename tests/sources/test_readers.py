@@ -5,17 +5,20 @@ from typing import Any
 import pytest
 
 from aerie.errors import BadInput
+from aerie.settings.pipeline import SourceSettings
 from aerie.sources import (
+    glaive,
     magicoder,
     mixture_of_thoughts,
     opencodeinstruct,
     openthoughts,
     sharegpt,
     swe_agent,
+    swe_smith,
     ultrachat,
 )
 from aerie.sources.conversation import Unusable, answer_positions, well_formed, without_reasoning
-from aerie.sources.readers import reader_named
+from aerie.sources.readers import reader_of
 
 
 def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
@@ -214,6 +217,75 @@ def test_rows_that_cannot_be_used_say_why(reader: Any, row: dict[str, Any], reas
     assert refused.value.reason == reason
 
 
+SMITH_SYSTEM = "You solve tasks.\n\nYou have access to the following functions:\n\n---- BEGIN FUNCTION #1: bash ----"
+SMITH_STEPS = {
+    "tool": [
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "I look."}],
+            "tool_calls": [
+                {"id": "toolu_1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+            ],
+        },
+        {"role": "tool", "content": [{"type": "text", "text": "a.py"}], "tool_call_ids": ["toolu_1"]},
+    ],
+    "xml": [
+        {
+            "role": "assistant",
+            "content": "I look.\n\n<function=bash>\n<parameter=command>ls</parameter>\n</function>",
+        },
+        {"role": "user", "content": "a.py"},
+    ],
+    "ticks": [
+        {"role": "assistant", "content": "I look.\n```\nls\n```"},
+        {"role": "user", "content": "a.py"},
+    ],
+}
+
+
+@pytest.mark.parametrize("split", SMITH_STEPS)
+def test_swe_smith_steps_become_the_same_calls_in_all_three_ways_to_write_them(split: str) -> None:
+    messages = [
+        {"role": "system", "content": SMITH_SYSTEM},
+        {"role": "user", "content": "Fix it."},
+        *SMITH_STEPS[split],
+        {"role": "assistant", "content": "Done."},
+    ]
+    row = {"messages": json.dumps(messages), "instance_id": "repo-1", "traj_id": "repo-1.run", "resolved": True}
+
+    conversation = swe_smith.read(row)
+
+    call = {"id": "functions.bash:0", "type": "function"}
+    assert list(conversation.messages) == [
+        {"role": "system", "content": "You solve tasks."},
+        {"role": "user", "content": "Fix it."},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [call | {"function": {"name": "bash", "arguments": {"command": "ls"}}}],
+        },
+        {"role": "tool", "tool_call_id": "functions.bash:0", "content": "a.py"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    assert (conversation.source_id, conversation.conversation_id) == ("repo-1.run", "repo-1")
+    with pytest.raises(Unusable) as refused:
+        swe_smith.read(row | {"resolved": False})
+    assert refused.value.by_rule
+
+
+def test_an_answer_is_not_due_while_a_call_waits_for_its_result() -> None:
+    calls = [{"id": f"functions.f:{i}", "type": "function", "function": {"name": "f", "arguments": {}}} for i in (0, 1)]
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "functions.f:0", "content": "1"},
+        {"role": "tool", "tool_call_id": "functions.f:1", "content": "2"},
+    ]
+
+    assert answer_positions(messages[:3]) == [1]
+    assert answer_positions(messages) == [1, 4]
+
+
 def test_a_conversation_is_cut_where_it_stops_making_sense() -> None:
     asked = {"role": "user", "content": "a"}
     for bad, note in [
@@ -227,7 +299,7 @@ def test_a_conversation_is_cut_where_it_stops_making_sense() -> None:
 
 def test_an_unknown_reader_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BadInput, match="ultrachat"):
-        reader_named("ultra_chat")
+        reader_of(SourceSettings(reader="ultra_chat", path=Path("x"), licence="MIT"))
 
 
 def test_no_demo_prompt_holds_another_formats_marks() -> None:
@@ -236,7 +308,7 @@ def test_no_demo_prompt_holds_another_formats_marks() -> None:
     read = 0
     for row in rows:
         try:
-            text = json.dumps(reader_named("glaive")(row).messages)
+            text = json.dumps(glaive.read(row).messages)
         except Unusable:
             continue
         read += 1

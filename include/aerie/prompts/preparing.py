@@ -35,6 +35,8 @@ def collect(
             tally.skip(row.where, problem)
         except UnicodeEncodeError as error:
             tally.skip(row.where, Unusable("not_utf8", str(error)))
+        except RecursionError as error:
+            tally.skip(row.where, Unusable("nested_too_deeply", str(error)))
         progress.tick(lambda: (f"read {tally.rows} rows, {tally.skipped.total()} refused", {"rows": tally.rows}))
     return tally
 

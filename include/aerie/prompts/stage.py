@@ -19,12 +19,12 @@ from aerie.prompts.rendering import probe
 from aerie.prompts.sidecar import read_sidecar, sidecar_path
 from aerie.prompts.tally import Progress, Tally
 from aerie.settings.pipeline import DatasetSettings, SourceSettings
-from aerie.sources.readers import TOKENISED, reader_named
+from aerie.sources.readers import TOKENISED, reader_of
 from aerie.sources.rows import iterate_source, source_files
 from aerie.stages import Events, StageRequest, StageResult
 
 # Raised when these stages make something else of the same input, so that an older manifest no longer answers.
-VERSION = 1
+VERSION = 2
 
 Row = TypeVar("Row")
 
@@ -41,7 +41,7 @@ def prepare(request: StageRequest, events: Events) -> StageResult:
     """
     dataset = _dataset(request, "generated")
     source, settings = dataset.source, request.settings
-    reader = reader_named(source.reader)
+    reader = reader_of(source)
     verifier = load_verifier(settings.verifier)
     maximum_tokens = settings.serving.context_length - dataset.minimum_new_tokens
     fingerprint = fingerprint_of(
@@ -195,7 +195,7 @@ def source_inputs(source: SourceSettings) -> list[InputFile]:
     """What is read: local files by their bytes, a Hugging Face data set by its pinned revision and selection."""
     if source.path is not None:
         return [describe_input(path) for path in source_files(source)]
-    selection = {"config": source.config, "split": source.split, "revision": source.revision}
+    selection = source.model_dump(include={"config", "split", "data_files", "revision"})
     uri = f"hf://datasets/{source.huggingface}@{source.revision}"
     return [InputFile(uri=uri, sha256=fingerprint_of({"huggingface": source.huggingface, **selection}))]
 
@@ -217,7 +217,7 @@ def _origin(request: StageRequest, source: SourceSettings) -> dict[str, Any]:
     return {
         "version": VERSION,
         "dataset": request.dataset,
-        "reader": source.reader,
+        **source.model_dump(mode="json", include={"reader", "columns", "where"}),
         "splits": request.settings.splits.model_dump(),
     }
 

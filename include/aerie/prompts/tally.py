@@ -24,11 +24,9 @@ class Tally:
         self.examples: dict[str, list[str]] = {}
 
     def skip(self, where: str, problem: Unusable) -> None:
-        """Count one row that cannot be used."""
-        if problem.by_rule:
-            self.set_aside[problem.reason] += 1
-            return
-        self.skipped[problem.reason] += 1
+        """Count one row that cannot be used, or that a rule sets aside."""
+        counter = self.set_aside if problem.by_rule else self.skipped
+        counter[problem.reason] += 1
         examples = self.examples.setdefault(problem.reason, [])
         if len(examples) < EXAMPLES_PER_REASON:
             examples.append(f"{where}: {problem}"[:300])
@@ -45,13 +43,13 @@ class Tally:
         """End the stage if too much was refused.
 
         Raises:
-            BadInput: more than ``max_skipped_share`` of the rows were refused.
+            BadInput: more than ``max_skipped_share`` of the rows that no rule sets aside were refused.
         """
-        refused = self.skipped.total()
-        if refused > max_skipped_share * self.rows:
+        refused, rows = self.skipped.total(), self.rows - self.set_aside.total()
+        if refused > max_skipped_share * rows:
             reason, count = self.skipped.most_common(1)[0]
             raise BadInput(
-                f"{source}: {refused} of {self.rows} rows cannot be used, more than max_skipped_share "
+                f"{source}: {refused} of {rows} rows cannot be used, more than max_skipped_share "
                 f"{max_skipped_share}; the most common reason is {reason} ({count} rows), such as "
                 f"{self.examples[reason][0]}; correct the source, its 'reader', or the share"
             )

@@ -1,7 +1,8 @@
 """The configuration of the whole pipeline, as one frozen document read from YAML."""
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -23,6 +24,30 @@ GENERATED_KEYS = (
 )
 TOKENISED_KEYS = ("A1", "A2")
 DATASET_KEYS = GENERATED_KEYS + TOKENISED_KEYS
+"""Data sets that Aerie knows; a configuration may have others, with keys such as ``C1_mine``."""
+
+_KEY = re.compile(r"[A-Z][0-9]+(?:_[A-Za-z0-9_]+)?")
+_KNOWN_NUMBERS = {key.partition("_")[0]: key for key in DATASET_KEYS}
+
+
+def is_tokenised(key: str) -> bool:
+    """Whether data set ``key`` arrives tokenised: the A-series does, every other is generated."""
+    return key.startswith("A")
+
+
+def keys_in_order(keys: Iterable[str]) -> tuple[str, ...]:
+    """Keys in the pipeline's order: those that Aerie knows, then the others by name, wherever they stand in a file."""
+    present = set(keys)
+    return (*(key for key in DATASET_KEYS if key in present), *sorted(present - set(DATASET_KEYS)))
+
+
+def _wrong_key(key: str) -> str | None:
+    """What is wrong with a data set's key, or None."""
+    if _KEY.fullmatch(key) is None:
+        return "a key is a capital letter, a number and a name, such as C1_mine"
+    known = _KNOWN_NUMBERS.get(key.partition("_")[0], key)
+    return None if known == key else f"that number is {known}; give yours another, such as C1_mine"
+
 
 DEFAULT_BUDGET_TOKENS = 10_000_000
 COST_CEILING_RATIO = 1.25
@@ -41,6 +66,7 @@ FilePath = Annotated[Path, AfterValidator(_beside_file)]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(gt=0)]
+Scalar = str | bool | int | float
 
 
 class VerifierSettings(Frozen):
@@ -100,15 +126,58 @@ class CanarySettings(Frozen):
     minimum_tool_share: Share = 0.1
 
 
+class ColumnSettings(Frozen):
+    """Which columns of a data set hold what, for the reader ``generic``.
+
+    Either ``messages`` (a list of turns) or ``prompt`` (text; several columns are joined by a blank line), else the
+    first that a row has of ``messages``, ``conversations``, ``prompt`` and ``instruction`` (with ``input``). ``role``
+    and ``content`` are fields of a turn, by default ``role`` or ``from`` and ``content`` or ``value``; ``roles``
+    translates names of roles. ``tools`` and ``id`` default to columns of these names. A column ``system`` is taken
+    only where it is named, because such columns often force the format of another model.
+    """
+
+    messages: str | None = None
+    prompt: str | tuple[str, ...] | None = None
+    role: str | None = None
+    content: str | None = None
+    roles: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {}
+    system: str | None = None
+    tools: str | None = None
+    id: str | None = None
+    conversation_id: str | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if self.messages is not None and self.prompt is not None:
+            raise ValueError("expected either 'messages' or 'prompt', not both")
+        return self
+
+
+Turns = Literal["one", "first", "last", "every"]
+
+GENERIC = "generic"
+"""The reader of data sets that Aerie does not know."""
+
+
 class SourceSettings(Frozen):
-    """Where a data set's rows come from: a local file, or a Hugging Face data set at a pinned revision."""
+    """Where a data set's rows come from: local files, or a Hugging Face data set at a pinned revision.
+
+    ``path`` is a file, a folder or a pattern such as ``shards/*.jsonl.zst``. ``data_files`` are the files of a hub
+    repository that are meant, where not all are. ``where`` keeps the rows whose column has the value, or one of them.
+    ``turns`` says which answers of a conversation become prompts: ``one`` drawn by the seed, so that long conversations
+    do not multiply, the ``first``, the ``last``, or ``every``.
+    """
 
     reader: str
     path: FilePath | None = None
     huggingface: str | None = None
     config: str | None = None
     split: str = "train"
+    data_files: tuple[str, ...] = ()
     revision: str | None = None
+    columns: ColumnSettings = ColumnSettings()
+    where: Mapping[str, Scalar | tuple[Scalar, ...]] = {}
+    turns: Turns = "one"
     sidecar: FilePath | None = None
     allow_unknown_provenance: bool = False
     licence: str
@@ -120,6 +189,10 @@ class SourceSettings(Frozen):
             raise ValueError("expected either 'path' or 'huggingface', not both and not neither")
         if self.huggingface is not None and self.revision is None:
             raise ValueError("a Hugging Face source needs a pinned 'revision'")
+        if self.data_files and self.huggingface is None:
+            raise ValueError("'data_files' is for Hugging Face sources: name local files in 'path'")
+        if self.columns != ColumnSettings() and self.reader != GENERIC:
+            raise ValueError(f"'columns' is for the reader {GENERIC!r}: reader {self.reader!r} knows its own")
         return self
 
 
@@ -243,7 +316,7 @@ class PilotSettings(Frozen):
 
 
 class PipelineSettings(Frozen):
-    """The whole configuration."""
+    """The whole configuration. ``decontaminate`` are files of prompts, such as benchmarks', that no data may hold."""
 
     name: str
     seed: int = 0
@@ -251,6 +324,7 @@ class PipelineSettings(Frozen):
     sampling: Sampling | None = None
     serving: ServingSettings
     splits: SplitSettings = SplitSettings()
+    decontaminate: tuple[FilePath, ...] = ()
     datasets: Mapping[str, DatasetSettings]
     generation: GenerationSettings = GenerationSettings()
     corpus: CorpusSettings
@@ -267,15 +341,19 @@ class PipelineSettings(Frozen):
         if not isinstance(datasets, Mapping):
             return datasets
         return {
-            key: {**LONG_RESPONSES[key], **given} if key in LONG_RESPONSES and isinstance(given, Mapping) else given
-            for key, given in datasets.items()
+            key: {**LONG_RESPONSES[key], **datasets[key]}
+            if key in LONG_RESPONSES and isinstance(datasets[key], Mapping)
+            else datasets[key]
+            for key in keys_in_order(map(str, datasets))
         }
 
     @model_validator(mode="after")
     def _known_datasets(self) -> Self:
-        unknown = sorted(set(self.datasets) - set(DATASET_KEYS))
-        if unknown:
-            raise ValueError(f"unknown data sets {', '.join(unknown)}: expected some of {', '.join(DATASET_KEYS)}")
+        for key, dataset in self.datasets.items():
+            if problem := _wrong_key(key):
+                raise ValueError(f"unknown data set {key}: {problem}")
+            if (dataset.kind == "tokenised") != is_tokenised(key):
+                raise ValueError(f"data set {key} is {dataset.kind}: the A-series is tokenised, every other generated")
         return self
 
     def dataset(self, key: str) -> DatasetSettings:

@@ -8,6 +8,9 @@ from typing import Any
 Message = Mapping[str, Any]
 """A chat message as chat templates take it: ``role``, ``content``, and ``tool_calls`` or ``tool_call_id``."""
 
+CUT = "cut"
+"""Role of a message at which ``well_formed`` ends a conversation, for the reason in its ``content``."""
+
 
 class Unusable(Exception):
     """A row that gives no conversation. It is counted under ``reason`` and never ends the job by itself.
@@ -82,10 +85,23 @@ def tool_call(name: str, arguments: Mapping[str, Any], index: int) -> dict[str, 
     return {"id": call_id(name, index), "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
 
 
-def declaration(name: str, description: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """One entry of ``tools``; a function without parameters gets an empty object schema."""
-    schema = dict(parameters) if parameters else {"type": "object", "properties": {}}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+def declaration(name: object, description: object, parameters: object = None) -> dict[str, Any]:
+    """One entry of ``tools``; a function without parameters gets an empty object schema.
+
+    Raises:
+        Unusable: the name or description is not text, or the parameters are not an object.
+    """
+    schema = parameters or {"type": "object", "properties": {}}
+    if not isinstance(name, str) or not isinstance(description or "", str) or not isinstance(schema, Mapping):
+        raise Unusable(
+            "declaration_not_json",
+            f"expected a name, a description and an object of parameters, found {name!r}, {description!r}, "
+            f"{parameters!r}"[:200],
+        )
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description or "", "parameters": dict(schema)},
+    }
 
 
 _CLOSED_REASONING = re.compile(r"<think>.*?</think>|<\|begin_of_thought\|>.*?<\|end_of_thought\|>", re.DOTALL)
@@ -141,6 +157,8 @@ def _cleaned(message: Message) -> Message:
 def _problem(kept: Sequence[Message], message: Message) -> str | None:
     """Why ``message`` cannot follow ``kept``, or None."""
     role = message["role"]
+    if role == CUT:
+        return str(message["content"])
     seen = {earlier["role"] for earlier in kept}
     if role == "assistant" and "user" not in seen:
         return "assistant_first"
@@ -173,10 +191,13 @@ def _continues(kept: Sequence[Message], message: Message) -> bool:
 def answer_positions(messages: Sequence[Message]) -> list[int]:
     """Where an answer is due: each ``i`` for which ``messages[:i]`` is the history of an assistant turn.
 
-    A last turn of the user without an answer counts: the answer would be discarded anyway.
+    A last turn of the user without an answer counts: the answer would be discarded anyway. Calls of which only some
+    have a result wait for the others.
     """
     return [
         i
         for i in range(1, len(messages) + 1)
-        if messages[i - 1]["role"] in {"user", "tool"} and (i == len(messages) or messages[i]["role"] == "assistant")
+        if messages[i - 1]["role"] in {"user", "tool"}
+        and (i == len(messages) or messages[i]["role"] == "assistant")
+        and not _open_calls(messages[:i])
     ]

@@ -70,9 +70,9 @@ def _declarations(text: str) -> Iterator[dict[str, Any]]:
             function, position = decoder.raw_decode(text, position)
         except json.JSONDecodeError as error:
             raise Unusable("declaration_not_json", str(error)) from error
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Unusable("declaration_not_json", f"expected an object with a name, found {json.dumps(function)[:80]}")
-        yield declaration(function["name"], function.get("description") or "", function.get("parameters"))
+        if not isinstance(function, dict):
+            raise Unusable("declaration_not_json", f"expected an object, found {json.dumps(function)[:80]}")
+        yield declaration(function.get("name"), function.get("description"), function.get("parameters"))
         while position < len(text) and text[position] in " \t\r\n,":
             position += 1
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aerie.errors import BadInput
+from aerie.settings.pipeline import GENERIC, SourceSettings
 from aerie.sources import (
     glaive,
     magicoder,
@@ -12,9 +13,11 @@ from aerie.sources import (
     openthoughts,
     sharegpt,
     swe_agent,
+    swe_smith,
     ultrachat,
 )
 from aerie.sources.conversation import Conversation
+from aerie.sources.generic import GenericReader
 
 TOKENISED = "tokenised"
 
@@ -28,19 +31,22 @@ READERS: Mapping[str, Reader] = {
     "openthoughts": openthoughts.read,
     "sharegpt": sharegpt.read,
     "swe_agent": swe_agent.read,
+    "swe_smith": swe_smith.read,
     "ultrachat": ultrachat.read,
 }
 
 
-def reader_named(name: str) -> Reader:
-    """The reader called ``name``.
+def reader_of(source: SourceSettings) -> Reader:
+    """The reader that a source's settings name.
 
     Raises:
         BadInput: no such reader; ``tokenised`` is for stage ``import``.
     """
-    if name not in READERS:
+    if source.reader == GENERIC:
+        return GenericReader(source.columns)
+    if source.reader not in READERS:
         raise BadInput(
-            f"no reader {name!r} for conversations: expected one of {', '.join(READERS)} "
+            f"no reader {source.reader!r} for conversations: expected one of {', '.join((*READERS, GENERIC))} "
             f"({TOKENISED!r} is for data sets of kind 'tokenised', stage import)"
         )
-    return READERS[name]
+    return READERS[source.reader]

@@ -1,14 +1,12 @@
-"""Raw rows of a source: a local file or folder of files, or a Hugging Face data set at a pinned revision.
+"""Raw rows of a source: local files, or a Hugging Face data set at a pinned revision.
 
 Rows stream; memory holds a batch, never the file.
 """
 
-import gzip
 import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
 
 from aerie.errors import BadInput, Retryable
 from aerie.settings.pipeline import SourceSettings
@@ -25,7 +22,7 @@ from aerie.sources.conversation import Unusable
 BATCH_ROWS = 512
 CHUNK_CHARACTERS = 1 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_COMPRESSIONS = {".gz", ".zst"}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 @dataclass(frozen=True)
@@ -45,9 +42,14 @@ def source_files(source: SourceSettings) -> list[Path]:
     """
     if source.path is None:
         return []
-    if not source.path.exists():
+    if source.path.is_dir():
+        candidates = sorted(source.path.rglob("*"))
+    elif source.path.exists():
+        candidates = [source.path]
+    else:
+        candidates = sorted(Path(source.path.anchor).glob(str(source.path.relative_to(source.path.anchor))))
+    if not candidates:
         raise BadInput(f"{source.path}: no such file or folder (the source's 'path')")
-    candidates = sorted(source.path.rglob("*")) if source.path.is_dir() else [source.path]
     files = [path for path in candidates if path.is_file() and _format(path) in _READERS]
     if not files:
         raise BadInput(
@@ -57,19 +59,40 @@ def source_files(source: SourceSettings) -> list[Path]:
 
 
 def iterate_source(source: SourceSettings) -> Iterator[SourceRow]:
-    """Yield the rows of ``source``.
+    """Yield the rows of ``source``; those that its ``where`` leaves out have a ``problem`` that is a rule's.
 
     Raises:
         BadInput: the source cannot be opened, or a file is damaged beyond single rows.
         Retryable: the hub could not be reached.
     """
-    if source.path is None:
-        yield from _hub_rows(source)
-    for path in source_files(source):
-        try:
-            yield from _READERS[_format(path)](path)
-        except (OSError, EOFError, pa.ArrowException, zstandard.ZstdError) as error:
-            raise BadInput(f"{path}: cannot be read to its end: {error}") from error
+    rows = _hub_rows(source) if source.path is None else chain.from_iterable(map(iterate_file, source_files(source)))
+    for row in rows:
+        problem = row.problem or _left_out(row.value, source.where)
+        yield row if problem is row.problem else SourceRow(row.where, row.value, problem)
+
+
+def iterate_file(path: Path) -> Iterator[SourceRow]:
+    """Yield the rows of a local file.
+
+    Raises:
+        BadInput: the file cannot be read, is of an unknown format, or is damaged beyond single rows.
+    """
+    if _format(path) not in _READERS:
+        raise BadInput(f"{path}: expected {', '.join(_READERS)} (JSON also with .gz or .zst)")
+    try:
+        yield from _READERS[_format(path)](path)
+    except (OSError, EOFError, pa.ArrowException) as error:
+        raise BadInput(f"{path}: cannot be read to its end: {error}") from error
+
+
+def _left_out(row: Mapping[str, Any], where: Mapping[str, Any]) -> Unusable | None:
+    """Why a row's values leave it out, or None."""
+    for name, wanted in where.items():
+        if name not in row:
+            return Unusable("missing_field", f"no column {name!r} for 'where'; the row has {', '.join(row)}")
+        if row[name] not in (wanted if isinstance(wanted, tuple) else (wanted,)):
+            return Unusable("filtered", f"{name} is {row[name]!r}", by_rule=True)
+    return None
 
 
 def _format(path: Path) -> str:
@@ -91,7 +114,11 @@ def _hub_rows(source: SourceSettings) -> Iterator[SourceRow]:
     where = f"{source.huggingface}@{(source.revision or '')[:12]}"
     try:
         rows = load_dataset(
-            source.huggingface, name=source.config, split=source.split, revision=source.revision, streaming=True
+            **_hub_location(source),
+            name=source.config,
+            split=source.split,
+            data_files=list(source.data_files) or None,
+            streaming=True,
         )
         for number, row in enumerate(rows):
             yield SourceRow(f"{where}: row {number}", row)
@@ -101,12 +128,32 @@ def _hub_rows(source: SourceSettings) -> Iterator[SourceRow]:
         raise Retryable(f"{where}: the hub cannot be reached: {error}") from error
 
 
-def _open(path: Path) -> AbstractContextManager[IO[bytes]]:
-    if path.suffix == ".gz":
-        return cast("IO[bytes]", gzip.open(path, "rb"))
-    if path.suffix == ".zst":
-        return cast("IO[bytes]", zstandard.open(path, "rb"))
-    return path.open("rb")
+def _hub_location(source: SourceSettings) -> dict[str, Any]:
+    """Where ``datasets`` finds the pinned revision: on the hub; offline (``HF_HUB_OFFLINE``), in the hub's cache.
+
+    Raises:
+        BadInput: offline, and the revision was never downloaded.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if not constants.HF_HUB_OFFLINE or Path(source.huggingface or "").is_dir():
+        return {"path": source.huggingface, "revision": source.revision}
+    try:
+        folder = snapshot_download(
+            str(source.huggingface), repo_type="dataset", revision=source.revision, local_files_only=True
+        )
+    except LocalEntryNotFoundError as error:
+        raise BadInput(
+            f"{source.huggingface}: HF_HUB_OFFLINE is set and revision {source.revision} is not in the cache; download "
+            f"it first: hf download --repo-type dataset --revision {source.revision} {source.huggingface}"
+        ) from error
+    return {"path": folder}
+
+
+def _open(path: Path) -> IO[bytes]:
+    # Arrow's decompressors notice a file that is cut short; zstandard's reader takes that for its end.
+    return cast("IO[bytes]", pa.input_stream(str(path), compression=_COMPRESSIONS.get(path.suffix)))
 
 
 def _json_rows(path: Path) -> Iterator[SourceRow]:

@@ -33,7 +33,7 @@ TOOLS = (
 # From here on the system prompt tells how to put a command into text; the verifier's own tool format takes its place.
 _RESPONSE_FORMAT = re.compile(r"\n\s*RESPONSE FORMAT:.*\Z", re.DOTALL)
 # The last code block is the command: that is how SWE-agent itself reads a step.
-_COMMAND = re.compile(r"\A(?P<said>.*)^```[^\n`]*\n(?P<command>.*?)\n?^```[ \t]*$", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"\A(?P<said>.*)^```[^\n`]*\n(?P<command>.*?)\n?^```[ \t]*$", re.DOTALL | re.MULTILINE)
 _DISCUSSION = re.compile(r"\A\s*DISCUSSION\s*\n")
 
 
@@ -55,6 +55,8 @@ def _messages(turns: list[Mapping[str, Any]]) -> Iterator[Message]:
     awaits_result = False
     for turn in turns:
         role, text = turn.get("role"), turn.get("text") or turn.get("system_prompt") or ""
+        if not isinstance(text, str):
+            raise Unusable("missing_field", f"expected text in a turn, found {type(text).__name__}")
         if role == "system":
             yield {"role": "system", "content": _RESPONSE_FORMAT.sub("", text)}
         elif role == "user" and awaits_result:
@@ -63,7 +65,7 @@ def _messages(turns: list[Mapping[str, Any]]) -> Iterator[Message]:
         elif role == "user":
             yield {"role": "user", "content": text}
         elif role == "ai":
-            step = _COMMAND.match(text)
+            step = COMMAND.match(text)
             awaits_result = step is not None
             yield _step(step, calls) if step else {"role": "assistant", "content": text}
             calls += awaits_result
