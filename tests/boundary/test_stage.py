@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from aerie.artefacts.previews import iterate_previews
 from aerie.artefacts.prompts import Prompt, write_prompts
 from aerie.artefacts.response_log import Response, ResponseLog, iterate_responses, prompt_sha256
 from aerie.artefacts.samples import iterate_samples, iterate_verdicts
+from aerie.artefacts.superseded import Superseded, add_superseded
 from aerie.artefacts.verifier_tokens import write_verifier_tokens
 from aerie.boundary.decoding import decode_file
 from aerie.boundary.files import judge_file
@@ -181,6 +183,16 @@ def test_every_response_has_a_verdict_and_the_manifest_counts_them(dataset: Data
     assert (counts["reasoning_rows"], counts["reasoning_share"]) == (4, 1.0)
     assert counts["splits"] == {"train": 3, "validation": 1}
     assert "4 of 6 rows kept, 2 quarantined" in dataset.events[-1]["message"]
+
+
+def test_a_response_that_was_asked_for_again_is_judged_no_more(dataset: Dataset) -> None:
+    mixed(dataset)
+    dataset.validate()
+    asked = Superseded(sample_id="cut", attempt=1, reasons=("truncated_in_reasoning",), asked_at=datetime.now(UTC))
+    add_superseded(dataset.files.responses, [asked])
+    result = dataset.validate()
+    assert not result.reused and (result.manifest.counts["rows"], result.manifest.counts["kept"]) == (5, 3)
+    assert "cut" not in {row.sample_id for row in iterate_verdicts(dataset.files.verdicts)}
 
 
 def test_every_version_of_a_sample_can_be_decoded_in_the_order_asked_for(dataset: Dataset) -> None:

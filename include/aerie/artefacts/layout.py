@@ -31,6 +31,11 @@ class DatasetFiles:
         return self.folder / "responses.jsonl"
 
     @property
+    def writer_lock(self) -> Path:
+        """Held by whoever writes the response log."""
+        return self.folder / "generate.lock"
+
+    @property
     def verdicts(self) -> Path:
         """One verdict a response, written by ``validate``."""
         return self.folder / "verdicts.parquet"

@@ -42,6 +42,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from aerie.artefacts.files import atomic_path, sha256_of, sync_directory
+from aerie.artefacts.superseded import read_superseded
 from aerie.errors import Failed, Retryable
 
 SEGMENT_BYTES = 256 << 20
@@ -347,13 +348,19 @@ def iterate_responses(log: Path) -> Iterator[Response]:
 def latest_rows(log: Path) -> dict[str, Row]:
     """The newest row of each sample, by sample id: of the highest attempt, and of those the last in the log.
 
+    A sample that was asked for again (``aerie.artefacts.superseded``) has none until it has been generated anew.
+
     Raises:
+        BadInput: what was asked for again cannot be read.
         Failed: a row is damaged.
     """
     latest: dict[str, Row] = {}
+    superseded = read_superseded(log)
     for row in scan(log):
         if isinstance(row, Damage):
             raise _refuse(row)
+        if row.attempt <= superseded.get(row.sample_id, 0):
+            continue
         known = latest.get(row.sample_id)
         if known is None or row.attempt >= known.attempt:
             latest[row.sample_id] = row

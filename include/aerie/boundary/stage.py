@@ -19,6 +19,7 @@ from aerie.artefacts.manifest import answered_by, describe_input, describe_outpu
 from aerie.artefacts.previews import Preview, write_previews
 from aerie.artefacts.response_log import log_files
 from aerie.artefacts.samples import Sample, VerdictRow, sample_writer, verdict_writer
+from aerie.artefacts.superseded import superseded_file
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
 from aerie.boundary.grammar import compile_grammar
 from aerie.boundary.judge import apply_policy
@@ -201,7 +202,8 @@ def load_decoder(settings: VerifierSettings, expected: VerifierTokens, path: Pat
 def _input_paths(files: DatasetFiles, kind: str) -> list[Path]:
     if kind == "tokenised":
         return [files.imported, files.verifier_tokens]
-    return [files.prompts, *log_files(files.responses), files.verifier_tokens]
+    asked_again = [path for path in (superseded_file(files.responses),) if path.exists()]
+    return [files.prompts, *asked_again, *log_files(files.responses), files.verifier_tokens]
 
 
 def _judge_all(request: StageRequest, files: DatasetFiles, events: Events) -> dict[str, Any]:

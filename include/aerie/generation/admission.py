@@ -50,13 +50,14 @@ class Admission:
         self._most_tokens -= started.max_new_tokens
         return started
 
-    def may_start(self, now: float) -> bool:
-        """Whether another request may start."""
+    def may_start(self, now: float, *, owed: bool = False) -> bool:
+        """Whether another request may start; one that is ``owed`` asks the cost ceiling alone."""
+        limits = self._limits.cost_only if owed else self._limits
         worst = Forecast(float(self._most_tokens), 0.0)
         # Far from the limits the worst case has room too, and costs little to know.
-        if decide(self._limits, self._arrived, InFlight(len(self._running), self._prompt_tokens, worst)).start:
+        if decide(limits, self._arrived, InFlight(len(self._running), self._prompt_tokens, worst)).start:
             return True
-        return decide(self._limits, self._arrived, self.expect(now)).start
+        return decide(limits, self._arrived, self.expect(now)).start
 
     def expect(self, now: float) -> InFlight:
         """What is expected of the requests that run."""

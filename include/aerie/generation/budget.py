@@ -43,6 +43,11 @@ class Limits:
     max_samples: int | None = None
     cost_ceiling_tokens: int | None = None
 
+    @property
+    def cost_only(self) -> "Limits":
+        """The cost ceiling alone: what somebody asked for again is generated whatever the budget has."""
+        return Limits(None, cost_ceiling_tokens=self.cost_ceiling_tokens)
+
     @classmethod
     def of(cls, dataset: DatasetSettings) -> "Limits":
         """Limits of a data set; its budget of 0 means all prompts."""

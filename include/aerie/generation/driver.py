@@ -170,7 +170,8 @@ class Driver:
     def _next_may_start(self) -> bool:
         if not self._pending or len(self._running) >= self._concurrency or self._log.waiting >= MOST_UNCOMMITTED:
             return False
-        return self._canary_allows() and self._admission.may_start(time.monotonic())
+        owed = self._pending[0].sample_id in self._population.owed
+        return self._canary_allows() and self._admission.may_start(time.monotonic(), owed=owed)
 
     def _canary_allows(self) -> bool:
         """The canary's prompts lead the queue; the others wait until all of them are durable, and pass."""

@@ -1,8 +1,9 @@
 """A data set's ledger in memory: what is durable, what may start next, and whether the whole is sound."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from aerie.generation.budget import SUCCESSES, Counts, Limits, StopReason, decide
 from aerie.generation.canary import (
@@ -42,7 +43,8 @@ class Population:
 
     ``rows`` is the ledger by sample id; ``counts`` adds up its durable responses. ``max_prompts`` bounds how many
     prompts may be tried: those of the canary, then the others in admission order. ``thinking`` says whether
-    the verifier is asked to reason. ``alert`` takes a reason and a message when a rate passes its limit.
+    the verifier is asked to reason. ``regenerate`` are samples that somebody asked for again: they are generated
+    whatever the budget has. ``alert`` takes a reason and a message when a rate passes its limit.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Population:
         thinking: bool,
         settings: GenerationSettings,
         alert: Callable[[str, str], None],
+        regenerate: Collection[str] = (),
     ) -> None:
         self.rows = rows
         self.limits = limits
@@ -65,6 +68,9 @@ class Population:
         leading = {prompt.sample_id for prompt in chosen}
         self.eligible = [*chosen, *(prompt for prompt in usable if prompt.sample_id not in leading)][:max_prompts]
         self.canary = self.eligible[: len(chosen)]
+        self._asked_again = [
+            prompt for prompt in usable if prompt.sample_id in regenerate and rows[prompt.sample_id].state == "pending"
+        ]
         self.counts = _count(rows.values())
         self._fewest = min(canary.prompts, settings.quarantine_window)
         self._alert = alert
@@ -74,8 +80,15 @@ class Population:
         self._outcomes: deque[LedgerRow] = deque(maxlen=ERROR_WINDOW)
 
     def pending(self) -> list[GenerationPrompt]:
-        """Prompts that are still to be tried, the canary's first, then in admission order."""
-        return [prompt for prompt in self.eligible if self.rows[prompt.sample_id].state == "pending"]
+        """Prompts that are still to be tried: the canary's, those asked for again, then in admission order."""
+        ordered = {prompt.sample_id: prompt for prompt in (*self.canary, *self._asked_again, *self.eligible)}
+        return [prompt for prompt in ordered.values() if self.rows[prompt.sample_id].state == "pending"]
+
+    @cached_property
+    def owed(self) -> frozenset[str]:
+        """Samples that are generated whatever the budget has: those asked for again, and the canary before them."""
+        canary = self.canary if self._asked_again else ()
+        return frozenset(prompt.sample_id for prompt in (*canary, *self._asked_again))
 
     @property
     def canary_finished(self) -> bool:
@@ -177,7 +190,8 @@ def _count(rows: Iterable[LedgerRow]) -> Counts:
                 prompt_tokens=row.prompt_tokens or 0,
                 response_tokens=row.completion_tokens or 0,
             )
-            counts.generated_tokens += row.generated_tokens - (row.completion_tokens or 0)
+            counts.generated_tokens -= row.completion_tokens or 0
+        counts.generated_tokens += row.generated_tokens  # replaced responses too, of samples in any state
     return counts
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from aerie.artefacts.response_log import Response, ResponseHead, Row, read_responses
@@ -46,6 +47,7 @@ def reconcile(
     *,
     judge: Judge,
     where: str,
+    superseded: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, LedgerRow]:
     """The ledger that the response log implies, by sample id, in the order of ``prompts``.
 
@@ -56,6 +58,8 @@ def reconcile(
         rows: the log, in its order.
         judge: called on responses without such a verdict.
         where: edition and data set, for messages.
+        superseded: the last attempt that counts no more, by sample id: the sample is to be generated again. What it
+            has cost counts.
 
     Raises:
         BadInput: the log answers prompts that the data set does not have, or has with other tokens.
@@ -69,6 +73,8 @@ def reconcile(
         if prompt is None or prompt.prompt_sha256 != row.prompt_sha256:
             raise _foreign(row, prompt, where)
         costs[row.sample_id, row.attempt] = row.completion_tokens
+        if row.attempt <= superseded.get(row.sample_id, 0):
+            continue
         before = latest.get(row.sample_id)
         if before is None or row.attempt >= before.attempt:
             latest[row.sample_id] = row
@@ -78,7 +84,12 @@ def reconcile(
     judged = dict(_judged(by_id, known, latest.values(), judge))
     return {
         sample_id: _implied(
-            prompt, known.get(sample_id), latest.get(sample_id), judged.get(sample_id), spent=spent[sample_id]
+            prompt,
+            _standing(known.get(sample_id), superseded.get(sample_id, 0)),
+            latest.get(sample_id),
+            judged.get(sample_id),
+            spent=spent[sample_id],
+            superseded=superseded.get(sample_id, 0),
         )
         for sample_id, prompt in by_id.items()
     }
@@ -116,12 +127,23 @@ def _has_verdict(known: LedgerRow | None, row: Row) -> bool:
     return known is not None and known.state in JUDGED and known.response_crc32 == row.crc32
 
 
+def _standing(known: LedgerRow | None, superseded: int) -> LedgerRow | None:
+    """What the ledger says of a sample, unless it says so of an attempt that counts no more."""
+    return None if known is None or 0 < superseded >= known.attempts else known
+
+
 def _implied(
-    prompt: GenerationPrompt, known: LedgerRow | None, row: Row | None, judged: LedgerRow | None, *, spent: int
+    prompt: GenerationPrompt,
+    known: LedgerRow | None,
+    row: Row | None,
+    judged: LedgerRow | None,
+    *,
+    spent: int,
+    superseded: int,
 ) -> LedgerRow:
     """One row of the ledger: ``known`` itself where nothing of it changes."""
     values: dict[str, Any] = {
-        "attempts": max(known.attempts if known else 0, row.attempt if row else 0),
+        "attempts": max(known.attempts if known else 0, row.attempt if row else 0, superseded),
         "prompt_tokens": len(prompt.prompt_ids),
         "generated_tokens": spent,
         "admission_rank": prompt.admission_rank,

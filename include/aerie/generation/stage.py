@@ -16,6 +16,7 @@ from aerie.artefacts.manifest import (
     write_manifest,
 )
 from aerie.artefacts.response_log import Response, ResponseLog
+from aerie.artefacts.superseded import read_superseded, superseded_file
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
 from aerie.boundary import Grammar, Verdict, apply_policy, check_drop_flags, compile_grammar, judge
 from aerie.errors import AerieError, BadInput, Failed
@@ -142,7 +143,9 @@ def generate(request: StageRequest, events: Events) -> StageResult:
         Retryable: the server, the database or the disk is gone; the next try goes on.
     """
     job = Job.of(request, events)
-    inputs = [describe_input(job.files.prompts), describe_input(job.files.verifier_tokens)]
+    asked_again = superseded_file(job.files.responses)
+    paths = (job.files.prompts, job.files.verifier_tokens, *((asked_again,) if asked_again.exists() else ()))
+    inputs = [describe_input(path) for path in paths]
     manifest_path = job.files.manifest(STAGE)
     answered = None if request.force else answered_by(manifest_path, fingerprint=job.fingerprint, inputs=inputs)
     if answered is not None:
@@ -152,8 +155,7 @@ def generate(request: StageRequest, events: Events) -> StageResult:
     manifest_path.unlink(missing_ok=True)
     url = database_url()
     migrate(url)
-    lock_path = job.files.folder / "generate.lock"
-    with DatasetWriter(url, **job.key, run_id=request.run_id, lock_path=lock_path) as writer:
+    with DatasetWriter(url, **job.key, run_id=request.run_id, lock_path=job.files.writer_lock) as writer:
         stop, counts, log_rows = _generate(job, writer)
     if stop.failed:
         events.alert(stop.reason, f"{job.where}: {stop.message}")
@@ -179,7 +181,7 @@ def _generate(job: Job, writer: DatasetWriter) -> tuple[Stop, dict[str, Any], Ma
     with ResponseLog(job.files.responses) as log:
         population = _reconciled(job, writer.connection, log)
         reporter = Reporter(job.events, population, dataset=job.dataset)
-        if population.pending() and decide(population.limits, population.counts).reached is None:
+        if population.pending() and (population.owed or decide(population.limits, population.counts).reached is None):
             stop = asyncio.run(_drive(job, writer, log, population, reporter))
         else:
             stop = population.conclude()
@@ -203,7 +205,8 @@ def _reconciled(job: Job, connection: Connection, log: ResponseLog) -> Populatio
     ledger = read_ledger(connection, **job.key)
     same_rules = held and edition is not None and edition["rules_fingerprint"] == job.rules.fingerprint
     known = ledger if same_rules else {}
-    rows = reconcile(prompts, known, log.take_rows(), judge=job.judge, where=job.where)
+    superseded = read_superseded(job.files.responses)
+    rows = reconcile(prompts, known, log.take_rows(), judge=job.judge, where=job.where, superseded=superseded)
     changed = differing(ledger, rows)
     record_edition(
         connection,
@@ -225,6 +228,7 @@ def _reconciled(job: Job, connection: Connection, log: ResponseLog) -> Populatio
         thinking=job.thinking,
         settings=job.request.settings.generation,
         alert=lambda reason, message: job.events.alert(reason, f"{job.where}: {message}"),
+        regenerate=superseded.keys(),
     )
     job.events.progress(
         f"{job.where}: {len(prompts):,} prompts, {population.counts.judged:,} responses from earlier runs, "

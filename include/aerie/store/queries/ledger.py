@@ -185,6 +185,38 @@ def list_samples(
         return list(as_mappings(cursor))
 
 
+def find_samples(
+    connection: Connection,
+    *,
+    edition: str,
+    dataset: str | None = None,
+    reason: str | None = None,
+    sample_ids: Sequence[str] = (),
+) -> dict[str, list[LedgerRow]]:
+    """Samples that came out, by data set, in admission order.
+
+    Those of ``sample_ids``; else those with ``reason`` as a reason or a flag; else those that are quarantined.
+    """
+    with transaction(connection) as cursor:
+        cursor.execute(
+            f"""
+            SELECT dataset, {_COLUMN_LIST} FROM samples WHERE edition = %(edition)s
+                AND (%(dataset)s IS NULL OR dataset = %(dataset)s)
+                AND (cardinality(%(ids)s::text[]) = 0 OR sample_id = ANY(%(ids)s))
+                AND (%(reason)s IS NULL OR %(reason)s = ANY(reasons) OR %(reason)s = ANY(flags))
+                AND (state = 'quarantined'
+                    OR (cardinality(%(ids)s::text[]) > 0 OR %(reason)s IS NOT NULL) AND state IN ('kept', 'failed'))
+            ORDER BY dataset, admission_rank, sample_id
+            """,  # noqa: S608
+            {"edition": edition, "dataset": dataset, "reason": reason, "ids": list(sample_ids)},
+        )
+        found: dict[str, list[LedgerRow]] = {}
+        for key, sample_id, state, attempts, reasons, flags, *others in cursor:
+            row = LedgerRow(sample_id, state, attempts, tuple(reasons), tuple(flags), *others)
+            found.setdefault(key, []).append(row)
+        return found
+
+
 def load_verdicts(connection: Connection, *, edition: str, dataset: str, verdicts: Iterable[VerdictRow]) -> int:
     """Take over the verdicts of ``validate``: state, reasons, flags and token counts. Returns how many there are.
 
