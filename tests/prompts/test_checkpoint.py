@@ -89,11 +89,19 @@ def test_thinking_off_is_refused_for_a_family_without_a_switch(
         load_verifier(settings(checkpoint, thinking=False))
 
 
-@pytest.mark.parametrize("allowed", [(True, False), (False, True), (False, False), (True, True)])
-def test_code_of_the_checkpoint_runs_only_if_profile_and_settings_allow_it(
-    checkpoint: Path, use_profile: Callable[..., None], allowed: tuple[bool, bool]
+COMMIT = "4f5c1d2e"
+
+
+@pytest.mark.parametrize("revision", [COMMIT, None, "main"])
+@pytest.mark.parametrize("by_profile", [True, False])
+@pytest.mark.parametrize("by_settings", [True, False])
+def test_code_of_the_checkpoint_runs_only_if_profile_and_user_allow_it_at_a_commit(
+    checkpoint: Path,
+    use_profile: Callable[..., None],
+    by_profile: bool,
+    by_settings: bool,
+    revision: str | None,
 ) -> None:
-    by_profile, by_settings = allowed
     config = json.loads((checkpoint / "tokenizer_config.json").read_text())
     config |= {"tokenizer_class": "Remote", "auto_map": {"AutoTokenizer": ["remote.Remote", None]}}
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
@@ -106,11 +114,25 @@ def test_code_of_the_checkpoint_runs_only_if_profile_and_settings_allow_it(
     use_profile(trust_remote_code=by_profile)
 
     try:
-        load_verifier(settings(checkpoint, trust_remote_code=by_settings))
+        load_verifier(settings(checkpoint, trust_remote_code=by_settings, revision=revision))
     except BadInput as error:
         assert "tokenizer" in str(error)
 
-    assert (checkpoint / "ran").exists() == (by_profile and by_settings)
+    assert (checkpoint / "ran").exists() == (by_profile and by_settings and revision == COMMIT)
+
+
+def test_refusal_of_a_checkpoint_that_needs_code_says_what_would_allow_it(
+    checkpoint: Path, use_profile: Callable[..., None]
+) -> None:
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Remote", "auto_map": {"AutoTokenizer": ["remote.Remote", None]}}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
+    (checkpoint / "tokenizer.json").unlink()
+    (checkpoint / "tiktoken.model").touch()
+    use_profile(trust_remote_code=True)
+
+    with pytest.raises(BadInput, match=r"trust_remote_code: true.*verifier\.revision"):
+        load_verifier(settings(checkpoint))
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "chat_template.jinja"])

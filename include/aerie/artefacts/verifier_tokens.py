@@ -12,10 +12,11 @@ from aerie.errors import BadInput
 class VerifierTokens(BaseModel):
     """What the checkpoint's own tokenizer and configuration say.
 
-    ``token_ids`` holds every added token of the tokenizer and every token that the profile names. ``vocabulary_size``
-    counts rows of the model's embedding: ids lie in ``[0, vocabulary_size)``. ``tokenizer_sha256`` is of the
-    vocabulary file (``tokenizer.json``, else ``tiktoken.model`` or ``tokenizer.model``). ``whitespace_ids`` are the ids
-    whose text is only white space: reasoning that holds nothing else is empty.
+    ``token_ids`` holds every added token of the tokenizer and every special token that the profile names;
+    ``text_ids``, the ids of the texts of ordinary tokens that it names. ``vocabulary_size`` counts rows of the model's
+    embedding: ids lie in ``[0, vocabulary_size)``. ``tokenizer_sha256`` is of the vocabulary file (``tokenizer.json``,
+    else ``tiktoken.model`` or ``tokenizer.model``). ``whitespace_ids`` are the ids whose text is only white space:
+    reasoning that holds nothing else is empty.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -26,6 +27,7 @@ class VerifierTokens(BaseModel):
     tokenizer_sha256: str
     model_type: str
     whitespace_ids: tuple[int, ...] = ()
+    text_ids: Mapping[str, tuple[int, ...]] = {}
 
 
 def write_verifier_tokens(path: Path, tokens: VerifierTokens) -> None:

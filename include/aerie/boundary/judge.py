@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.boundary.channels import ChannelWalk
 from aerie.boundary.cycles import find_cycles
-from aerie.boundary.grammar import IN_TOOLS, Grammar, Kind, Region, ends_with
+from aerie.boundary.grammar import Grammar, Kind, ends_with
 from aerie.boundary.rules import CORRUPT, FLAGS, POLICY_PREFIX, RULES, SUPPRESSED_BY_CUT, TEXT_RULES
 from aerie.boundary.walk import Span, ToolCall, Walk
 from aerie.errors import BadInput
@@ -81,8 +82,8 @@ def judge(
     finish = finish_type(finish_reason)
     prompt = _as_ids(prompt_ids, grammar)
     output = _as_ids(output_ids, grammar)
-    codes = grammar.classify(output)
-    walk = Walk(codes, grammar)
+    codes = grammar.classify_response(output)
+    walk = _walk(codes, output, grammar)
     walk.run(grammar.prompt_end(prompt))
     if prompt.size and grammar.classify(prompt).max() == Kind.OUT_OF_RANGE:
         walk.mark("id_out_of_range")
@@ -94,6 +95,12 @@ def judge(
     _mark_cycles(walk, output)
     _apply_precedence(walk)
     return _verdict(walk, _unchecked(walk, finish, completion_tokens))
+
+
+def _walk(codes: NDArray[np.uint8], output: NDArray[np.int64], grammar: Grammar) -> Walk:
+    if grammar.channels is None:
+        return Walk(codes, output, grammar)
+    return ChannelWalk(codes, output, grammar, names=grammar.channels)
 
 
 def finish_type(finish_reason: FinishReason) -> str | None:
@@ -190,17 +197,11 @@ def _mark_finish(walk: Walk, finish: str | None, max_new_tokens: int | None) -> 
             walk.mark("stop_without_end")
     elif walk.end is None:
         if tokens and (finish == "length" or (max_new_tokens is not None and at_cap)):
-            walk.mark(_truncated_in(walk.region))
+            walk.mark(walk.cut_flag())
     elif finish == "length" and not at_cap:
         walk.mark("end_without_stop", walk.end)
     elif finish == "length" and walk.end == tokens - 1:
         walk.mark("ended_at_cap", walk.end)
-
-
-def _truncated_in(region: Region) -> str:
-    if region is Region.REASONING:
-        return "truncated_in_reasoning"
-    return "truncated_in_tool_call" if region in IN_TOOLS else "truncated_in_answer"
 
 
 def _mark_cycles(walk: Walk, output: NDArray[np.int64]) -> None:

@@ -28,21 +28,13 @@ from aerie.boundary.rules import RULES_VERSION, check_drop_flags
 from aerie.boundary.text_rules import Decode
 from aerie.errors import BadInput, Failed
 from aerie.settings.pipeline import VerifierSettings
+from aerie.settings.profile import GRAMMAR_FIELDS
 from aerie.stages import Events, StageRequest, StageResult
 
 STAGE = "validate"
 PROGRESS_SECONDS = 10.0
 PREVIEWS_PER_CATEGORY = 20
 REASONS_NAMED = 5
-_GRAMMAR_FIELDS = {
-    "name",
-    "expected_ids",
-    "end_of_turn",
-    "reasoning",
-    "tools",
-    "response_tokens_allowed",
-    "generation_prompt_tail",
-}
 
 
 @dataclass
@@ -170,7 +162,7 @@ def rules_fingerprint(request: StageRequest) -> str:
             "rules_version": RULES_VERSION,
             "profile": request.settings.verifier.load_profile().model_dump(
                 mode="json",
-                include=_GRAMMAR_FIELDS,
+                include=set(GRAMMAR_FIELDS),
             ),
             "drop_flags": sorted(check_drop_flags(settings.drop_flags)),
             "kind": settings.kind,
@@ -211,7 +203,11 @@ def _judge_all(request: StageRequest, files: DatasetFiles, events: Events) -> di
     drop_flags = check_drop_flags(settings.drop_flags)
     tokens = read_verifier_tokens(files.verifier_tokens)
     grammar = compile_grammar(
-        verifier.load_profile(), tokens.token_ids, tokens.vocabulary_size, whitespace_ids=tokens.whitespace_ids
+        verifier.load_profile(),
+        tokens.token_ids,
+        tokens.vocabulary_size,
+        whitespace_ids=tokens.whitespace_ids,
+        text_ids=tokens.text_ids,
     )
     decode = load_decoder(verifier, tokens, files.verifier_tokens)
     rows: Iterable[JudgedRow] = (

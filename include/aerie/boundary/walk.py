@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.boundary.grammar import (
-    BEGINS,
+    FRAME_KINDS,
+    IN_CALL,
     IN_TOOLS,
-    MAY_FOLLOW,
     NESTS_IN,
     TOOL_KINDS,
+    WHITE_SPACE_ONLY,
     Grammar,
     Kind,
     PromptEnd,
@@ -23,7 +24,9 @@ from aerie.boundary.grammar import (
 class Span:
     """Tokens ``start`` to ``stop`` (exclusive) of one kind.
 
-    Kinds are the values of ``Region``, ``boundary`` (a think tag), ``tool`` (a tool token), ``end`` and ``foreign``.
+    Kinds are ``reasoning``, ``boundary`` (a think tag, or the frame of a message with its header), ``answer``,
+    ``tool`` (a tool token), ``tool_section``, ``tool_id``, ``tool_arguments``, ``after_tools``, ``end``, ``after_end``
+    and ``foreign``.
     """
 
     kind: str
@@ -33,7 +36,10 @@ class Span:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A complete call: the spans of its id and of its arguments, in indices of the response."""
+    """A complete call: the spans of its id and of its arguments, in indices of the response.
+
+    The id's span is empty where the whole call is one body; it is the whole header where messages have channels.
+    """
 
     id_start: int
     id_stop: int
@@ -41,13 +47,21 @@ class ToolCall:
     arguments_stop: int
 
 
-_SPAN_KINDS: Mapping[Kind, str] = {
+_SPAN_OF_KIND: Mapping[Kind, str] = {
     Kind.OPEN: "boundary",
     Kind.CLOSE: "boundary",
+    Kind.CALL: "end",
     Kind.END: "end",
     Kind.FOREIGN: "foreign",
     Kind.OUT_OF_RANGE: "foreign",
     **dict.fromkeys(TOOL_KINDS, "tool"),
+    **dict.fromkeys(FRAME_KINDS, "boundary"),
+}
+
+_SPAN_OF_REGION: Mapping[Region, str] = {
+    **{region: region.value for region in Region},
+    **dict.fromkeys(IN_CALL - {Region.CALL_ID}, "tool_arguments"),
+    **dict.fromkeys((Region.BEFORE_OPEN, Region.HEADER, Region.BETWEEN), "boundary"),
 }
 
 
@@ -56,6 +70,7 @@ class Walk:
     """One walk. ``marks`` maps a reason or flag to the indices of the tokens to blame."""
 
     codes: NDArray[np.uint8]
+    ids: NDArray[np.int64]
     grammar: Grammar
     region: Region = Region.ANSWER
     opened: bool = False
@@ -71,16 +86,19 @@ class Walk:
     marks: dict[str, list[int]] = field(default_factory=dict)
     _calls_in_section: int = 0
     _id_start: int = 0
+    _id_stop: int = 0
     _arguments_start: int = 0
 
     def run(self, prompt_end: PromptEnd) -> None:
         """Walk the whole response from where the prompt leaves it."""
         self._start(prompt_end)
         position = 0
-        for index in np.flatnonzero(self.codes > Kind.WHITESPACE).tolist():
+        for index in np.flatnonzero(self.codes > Kind.CONTINUED).tolist():
             self._ordinary(position, index)
-            self._special(index, Kind(int(self.codes[index])))
-            position = index + 1
+            position = self._special_stop(index)
+            kind = Kind(int(self.codes[index]))
+            self.spans.append(Span(_SPAN_OF_KIND[kind], index, position))
+            self._special(index, kind)
         self._ordinary(position, self.codes.size)
         self._finish()
 
@@ -88,43 +106,71 @@ class Walk:
         """Note a reason, with the tokens to blame where there are any."""
         self.marks.setdefault(reason, []).extend(indices)
 
+    def cut_flag(self) -> str:
+        """The flag of a response that the cap cut where the walk stands."""
+        if self.region in (Region.REASONING, Region.BEFORE_OPEN):
+            return "truncated_in_reasoning"
+        return "truncated_in_tool_call" if self.region in IN_TOOLS else "truncated_in_answer"
+
+    def _special_stop(self, index: int) -> int:
+        """Index after the special token at ``index``, or after the last token of a spelled tag."""
+        stop = index + 1
+        if self.grammar.spelled:
+            while stop < self.codes.size and self.codes[stop] == Kind.CONTINUED:
+                stop += 1
+        return stop
+
     def _start(self, prompt_end: PromptEnd) -> None:
-        if self.grammar.opens_in == "never":
-            return
         if prompt_end is PromptEnd.CLOSED:
             self.thinking_off = True
         elif prompt_end is PromptEnd.OPEN:
             self.opened, self.region = True, Region.REASONING
+            if self.grammar.opens_in == "response":
+                self.mark("no_open", *range(min(1, self.codes.size)))
         elif self.grammar.opens_in == "prompt":
             self.mark("prompt_not_open")
             self.region = Region.REASONING
-        elif self.codes.size and self.codes[0] == Kind.OPEN:
-            self.region = Region.REASONING
-        else:
-            self.mark("no_open", *range(min(1, self.codes.size)))
-            self.opened = True
-            # A closing tag shows that reasoning is there and only its opening is lost.
-            self.region = Region.REASONING if (self.codes == Kind.CLOSE).any() else Region.ANSWER
+        elif self.grammar.opens_in == "response":
+            if prompt_end is PromptEnd.NEITHER:
+                self.mark("prompt_not_open")
+            self._start_before_open()
+        elif self._first() == Kind.OPEN:
+            self.region = Region.BEFORE_OPEN
+
+    def _start_before_open(self) -> None:
+        if self._first() in (Kind.OPEN, None):
+            self.region = Region.BEFORE_OPEN
+            return
+        self.mark("no_open", 0)
+        self.opened = True
+        # A closing tag shows that reasoning is there and only its opening is lost.
+        self.region = Region.REASONING if (self.codes == Kind.CLOSE).any() else Region.ANSWER
+
+    def _first(self) -> Kind | None:
+        """The first token, or the first that is not white space where that may stand before the opening tag."""
+        codes = self.codes
+        if self.grammar.white_space_before_open:
+            codes = codes[np.flatnonzero(codes != Kind.WHITESPACE)[:1]]
+        return Kind(int(codes[0])) if codes.size else None
 
     def _ordinary(self, start: int, stop: int) -> None:
         """Ordinary and white-space tokens ``start`` to ``stop`` in the present region."""
         if start == stop:
             return
-        self.spans.append(Span(self.region, start, stop))
+        self.spans.append(Span(_SPAN_OF_REGION[self.region], start, stop))
         if self.region is Region.REASONING:
             self.reasoning_tokens += stop - start
             self.reasoning_written = self.reasoning_written or self._written(start, stop)
         elif self.region in (Region.ANSWER, Region.AFTER_TOOLS):
             self.answer_tokens += stop - start
             self.answer_written = self.answer_written or self._written(start, stop)
-        elif self.region is Region.SECTION and self._written(start, stop):
+        elif self.region in WHITE_SPACE_ONLY and self._written(start, stop):
             self.mark("tool_unbalanced", start)
 
     def _written(self, start: int, stop: int) -> bool:
         return bool(self.codes[start] == Kind.ORDINARY or (self.codes[start:stop] == Kind.ORDINARY).any())
 
     def _special(self, index: int, kind: Kind) -> None:
-        self.spans.append(Span(_SPAN_KINDS[kind], index, index + 1))
         if kind is Kind.FOREIGN:
             self.mark("foreign_special_token", index)
         elif kind is Kind.OUT_OF_RANGE:
@@ -135,7 +181,7 @@ class Walk:
             return
         elif kind is Kind.END:
             self._end(index)
-        elif self.region is Region.REASONING:
+        elif self.region in (Region.REASONING, Region.BEFORE_OPEN):
             self._tool_token_in_reasoning(index, kind)
         else:
             self._tool_token(index, kind)
@@ -144,12 +190,14 @@ class Walk:
         if self.thinking_off:
             self.mark("think_tag_while_off", index)
         elif kind is Kind.OPEN:
-            if self.opened or index:
+            if self.region is Region.BEFORE_OPEN:
+                self.region = Region.REASONING
+            elif self.opened or index:
                 self.mark("second_open", index)
             self.opened = True
         elif self.region is Region.REASONING:
             self._leave_reasoning(index)
-            self.region = BEGINS[kind]
+            self.region = Region.ANSWER
         else:
             self.mark("second_close", index)
 
@@ -163,39 +211,46 @@ class Walk:
             self._leave_reasoning(index)
         elif self.region in IN_TOOLS:
             self.mark("tool_unbalanced", index)
-        self.end, self.region = index, BEGINS[Kind.END]
+        self.end, self.region = index, Region.ENDED
 
     def _tool_token_in_reasoning(self, index: int, kind: Kind) -> None:
-        if kind is not Kind.SECTION_BEGIN:
+        if kind is not self.grammar.tools.entry:
             self.mark("tool_unbalanced", index)
             return
         self.mark("close_missing_before_tools" if self.grammar.closed_by_tools else "no_close", index)
         self._leave_reasoning(index)
-        self.region, self._calls_in_section = BEGINS[kind], 0
+        self.region = Region.ANSWER
+        self._tool_token(index, kind)
 
     def _tool_token(self, index: int, kind: Kind) -> None:
+        tables = self.grammar.tools
+        in_order = self.region in tables.may_follow[kind]
         if self.region in NESTS_IN.get(kind, ()):
             self.mark("tool_nested", index)
-        elif self.region not in MAY_FOLLOW[kind] or (kind is Kind.SECTION_END and not self._calls_in_section):
+        elif not in_order or (kind is Kind.SECTION_END and not self._calls_in_section):
             self.mark("tool_unbalanced", index)
         if kind is Kind.SECTION_BEGIN:
             self._calls_in_section = 0
         elif kind is Kind.CALL_BEGIN:
             self.call_written = True
             self._calls_in_section += 1
-            self._id_start = index + 1
+            self._id_start = self._id_stop = self._arguments_start = index + 1
         elif kind is Kind.ARGUMENT_BEGIN:
             self.call_written = True
-            self._arguments_start = index + 1
-        elif kind is Kind.CALL_END and self.region is Region.ARGUMENTS:
-            self.calls.append(ToolCall(self._id_start, self._arguments_start - 1, self._arguments_start, index))
+            self._id_stop, self._arguments_start = index, index + 1
+        elif kind is Kind.KEY_BEGIN and self.region is Region.CALL_ID:
+            self._id_stop = self._arguments_start = index
+        elif kind is Kind.CALL_END and in_order:
+            if self.region is Region.CALL_ID:
+                self._id_stop = self._arguments_start = index
+            self.calls.append(ToolCall(self._id_start, self._id_stop, self._arguments_start, index))
         # The token decides the region even when it is out of order, so that one fault is one mark.
-        self.region = BEGINS[kind]
+        self.region = tables.begins[kind]
 
     def _finish(self) -> None:
         if self.end is None:
             self.mark("missing_end")
-            if self.region is Region.REASONING:
+            if self.region in (Region.REASONING, Region.BEFORE_OPEN):
                 self.mark("no_close")
             elif self.region in IN_TOOLS:
                 self.mark("tool_unbalanced")

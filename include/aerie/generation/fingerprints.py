@@ -17,6 +17,7 @@ from aerie.artefacts.verifier_tokens import VerifierTokens
 from aerie.boundary import RULES_VERSION
 from aerie.errors import BadInput
 from aerie.settings.pipeline import DatasetSettings, PipelineSettings
+from aerie.settings.profile import GRAMMAR_FIELDS
 
 ABSENT = "(absent)"
 
@@ -103,14 +104,14 @@ def _blocks(size: int) -> list[tuple[int, int]]:
 def rules_settings(settings: PipelineSettings, dataset: DatasetSettings, *, tokens: VerifierTokens) -> Fingerprinted:
     """What affects the verdicts of a data set."""
     profile = settings.verifier.load_profile()
-    fields = {"end_of_turn", "reasoning", "tools", "response_tokens_allowed", "generation_prompt_tail"}
     return Fingerprinted.of(
         {
             "rules_version": RULES_VERSION,
             "drop_flags": sorted(dataset.drop_flags),
-            "profile": profile.model_dump(mode="json", include=fields),
+            "profile": profile.model_dump(mode="json", include=set(GRAMMAR_FIELDS)),
             "token_ids": dict(sorted(tokens.token_ids.items())),
             "whitespace_ids": list(tokens.whitespace_ids),
+            "text_ids": dict(sorted(tokens.text_ids.items())),
         }
     )
 

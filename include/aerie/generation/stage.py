@@ -85,7 +85,11 @@ class Job:
             files=files,
             tokens=tokens,
             grammar=compile_grammar(
-                profile, tokens.token_ids, tokens.vocabulary_size, whitespace_ids=tokens.whitespace_ids
+                profile,
+                tokens.token_ids,
+                tokens.vocabulary_size,
+                whitespace_ids=tokens.whitespace_ids,
+                text_ids=tokens.text_ids,
             ),
             drop_flags=check_drop_flags(settings.drop_flags),
             generation=generation_settings(request.settings, settings, prepared=prepared, tokens=tokens),

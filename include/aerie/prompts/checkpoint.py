@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from aerie.artefacts.files import sha256_of
 from aerie.artefacts.verifier_tokens import VerifierTokens
 from aerie.errors import BadInput
 from aerie.settings.pipeline import VerifierSettings
-from aerie.settings.profile import Profile
+from aerie.settings.profile import Profile, checkpoint_code_allowed
 
 VOCABULARY_FILES = ("tokenizer.json", "tiktoken.model", "tokenizer.model")
 GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -50,16 +50,18 @@ def load_verifier(settings: VerifierSettings) -> Verifier:
             profile expects, or the template does not read one of the profile's switches.
     """
     profile = settings.load_profile()
-    config = _read_json(settings.path / "config.json")
+    config = read_json(settings.path / "config.json")
     model_type = config.get("model_type")
     if model_type not in profile.model_types:
         raise BadInput(
             f"{settings.path}: profile {profile.name} is for model_type {' or '.join(profile.model_types)}, found "
             f"{model_type!r}: its token ids may mean other tokens there; choose the family's own profile"
         )
-    tokenizer = _load_tokenizer(settings, profile)
-    token_ids = _token_ids(tokenizer, profile, settings.path)
-    vocabulary_size = _vocabulary_size(config, settings.path)
+    tokenizer = load_tokenizer(settings, profile)
+    token_ids, text_ids, wrong = resolve_names(tokenizer, profile)
+    if wrong:
+        raise BadInput(f"{settings.path}: its tokenizer does not fit profile {profile.name}: {'; '.join(wrong)}")
+    vocabulary_size = vocabulary_size_of(config, settings.path)
     outside = {token: i for token, i in token_ids.items() if i >= vocabulary_size}
     if outside:
         raise BadInput(f"{settings.path}: vocabulary of {vocabulary_size}, but the tokenizer has {outside}")
@@ -68,15 +70,16 @@ def load_verifier(settings: VerifierSettings) -> Verifier:
         tokenizer=tokenizer,
         profile=profile,
         switches=_switches(settings, profile, template),
-        tail=tuple(token_ids[token] for token in _tail(settings, profile)),
+        tail=prompt_tail(profile, token_ids, text_ids, thinking=settings.thinking),
         control_texts=_control_texts(tokenizer, profile),
         tokens=VerifierTokens(
             token_ids=token_ids,
             vocabulary_size=vocabulary_size,
-            eos_ids=_eos_ids(tokenizer, config, settings.path),
+            eos_ids=eos_ids_of(tokenizer, config, settings.path),
             tokenizer_sha256=tokenizer_sha256(settings.path),
             model_type=model_type,
             whitespace_ids=_whitespace_ids(tokenizer),
+            text_ids=text_ids,
         ),
         template=template,
     )
@@ -94,7 +97,8 @@ def tokenizer_sha256(checkpoint: Path) -> str:
     raise BadInput(f"{checkpoint}: expected one of {', '.join(VOCABULARY_FILES)}, found none: not a checkpoint folder")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A checkpoint's JSON file."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
@@ -106,15 +110,23 @@ def _read_json(path: Path) -> dict[str, Any]:
     return document
 
 
-def _load_tokenizer(settings: VerifierSettings, profile: Profile) -> Any:
-    trusted = settings.trust_remote_code and profile.trust_remote_code
+def load_tokenizer(settings: VerifierSettings, profile: Profile) -> Any:
+    """The checkpoint's tokenizer, its chat template included.
+
+    Its own code runs only where profile and settings allow it.
+
+    Raises:
+        BadInput: it cannot be loaded without that, or has no chat template.
+    """
+    trusted = checkpoint_code_allowed(profile, allowed=settings.trust_remote_code, revision=settings.revision)
     try:
         tokenizer = _read_tokenizer(settings.path, trusted=trusted)
     except (OSError, ValueError, ImportError) as error:
         hint = ""
         if profile.trust_remote_code and not trusted:
             hint = (
-                f"; the family {profile.name} needs verifier.trust_remote_code: true, which runs code of the checkpoint"
+                f"; the family {profile.name} needs verifier.trust_remote_code: true, which runs code of the "
+                "checkpoint, and verifier.revision, the commit of that code"
             )
         raise BadInput(f"{settings.path}: the tokenizer cannot be loaded: {error}{hint}") from error
     if not tokenizer.chat_template:
@@ -128,7 +140,7 @@ def _read_tokenizer(path: Path, *, trusted: bool) -> Any:
     ``AutoTokenizer`` would choose that class too, but importing it costs three seconds more.
     """
     configuration = path / "tokenizer_config.json"
-    named = _read_json(configuration) if configuration.is_file() else {}
+    named = read_json(configuration) if configuration.is_file() else {}
     if named.get("tokenizer_class") in GENERIC_TOKENIZERS and "auto_map" not in named:
         from transformers import PreTrainedTokenizerFast
 
@@ -138,50 +150,60 @@ def _read_tokenizer(path: Path, *, trusted: bool) -> Any:
     return AutoTokenizer.from_pretrained(path, trust_remote_code=trusted, local_files_only=True)
 
 
-def named_tokens(profile: Profile) -> Iterator[str]:
-    """Every token that the profile names, some of them more than once."""
-    yield from profile.expected_ids
-    yield from profile.end_of_turn
-    yield from filter(None, (profile.reasoning.open, profile.reasoning.close))
-    if profile.tools is not None:
-        tools = profile.tools
-        yield from (tools.section_begin, tools.section_end, tools.call_begin, tools.argument_begin, tools.call_end)
-    yield from profile.response_tokens_allowed
-    yield from profile.generation_prompt_tail
-    yield from profile.forced_vocabulary
+def resolve_names(tokenizer: Any, profile: Profile) -> tuple[dict[str, int], dict[str, tuple[int, ...]], list[str]]:
+    """What the tokenizer says of the profile's names.
 
-
-def _token_ids(tokenizer: Any, profile: Profile, path: Path) -> dict[str, int]:
-    """Ids of all added tokens and of those that the profile names, each a single id and the expected one."""
-    token_ids = dict(tokenizer.get_added_vocab())
-    wrong = []
-    for token in dict.fromkeys(named_tokens(profile)):
+    Returns:
+        Ids of all added tokens and of the special tokens that the profile names; ids of the texts that it names; and a
+        line for each name that does not fit: token, expected and found.
+    """
+    added = tokenizer.get_added_vocab()
+    token_ids, text_ids, wrong = dict(added), dict[str, tuple[int, ...]](), list[str]()
+    for token in dict.fromkeys((*profile.special_tokens(), *(t for t in profile.optional_ids if t in added))):
         ids = tokenizer.encode(token, add_special_tokens=False)
-        expected = profile.expected_ids.get(token)
+        expected = {**profile.expected_ids, **profile.optional_ids}.get(token)
         if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
             wrong.append(f"{token!r}: expected one token, found {ids} ({tokenizer.convert_ids_to_tokens(ids)})")
         elif expected is not None and ids[0] != expected:
             wrong.append(f"{token!r}: expected id {expected}, found {ids[0]}")
         else:
             token_ids[token] = ids[0]
-    if wrong:
-        raise BadInput(f"{path}: its tokenizer does not fit profile {profile.name}: {'; '.join(wrong)}")
-    return token_ids
+    for text in dict.fromkeys(profile.pieces()):
+        if text in added:
+            continue
+        found = tuple(tokenizer.encode(text, add_special_tokens=False))
+        wanted = profile.expected_text_ids.get(text, found)
+        if found != wanted or not found:
+            wrong.append(f"{text!r}: expected ids {list(wanted)}, found {list(found)}")
+        text_ids[text] = found
+    for token_id in profile.whitespace_ids:
+        if not (text := tokenizer.decode([token_id])).isspace():
+            wrong.append(f"id {token_id}: expected white space, found {text!r}")
+    return token_ids, text_ids, wrong
 
 
-def _vocabulary_size(config: Mapping[str, Any], path: Path) -> int:
+def prompt_tail(
+    profile: Profile, token_ids: Mapping[str, int], text_ids: Mapping[str, tuple[int, ...]], *, thinking: bool
+) -> tuple[int, ...]:
+    """Ids that a rendered prompt must end with; none where the profile expects nothing."""
+    pieces = profile.generation_prompt_tail if thinking else profile.reasoning.closed_block
+    return tuple(i for piece in pieces for i in ((token_ids[piece],) if piece in token_ids else text_ids[piece]))
+
+
+def vocabulary_size_of(config: Mapping[str, Any], path: Path) -> int:
+    """Rows of the model's embedding."""
     size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
     if not isinstance(size, int):
         raise BadInput(f"{path / 'config.json'}: expected vocab_size (there or in text_config), found {size!r}")
     return size
 
 
-def _eos_ids(tokenizer: Any, config: Mapping[str, Any], path: Path) -> tuple[int, ...]:
+def eos_ids_of(tokenizer: Any, config: Mapping[str, Any], path: Path) -> tuple[int, ...]:
     """Every id at which a server ends a response: those of both configurations and the tokenizer's."""
     generation = path / "generation_config.json"
     found = [config.get("eos_token_id"), config.get("text_config", {}).get("eos_token_id"), tokenizer.eos_token_id]
     if generation.exists():
-        found.append(_read_json(generation).get("eos_token_id"))
+        found.append(read_json(generation).get("eos_token_id"))
     ids = {i for value in found for i in (value if isinstance(value, list) else [value]) if i is not None}
     return tuple(sorted(ids))
 
@@ -192,13 +214,12 @@ def _whitespace_ids(tokenizer: Any) -> tuple[int, ...]:
 
 def _switches(settings: VerifierSettings, profile: Profile, template: str) -> Mapping[str, Any]:
     switches = dict(profile.template_switches)
-    if not settings.thinking:
+    if not settings.thinking and profile.reasoning.opens_in != "never":
         if profile.thinking_switch is None:
             raise BadInput(f"verifier.thinking is false, but profile {profile.name} has no thinking_switch")
         switches[profile.thinking_switch] = False
     # Jinja takes any variable and says nothing: `enable_thinking` given to Kimi does nothing at all.
-    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
-    read = jinja2.meta.find_undeclared_variables(environment.parse(_GENERATION_TAG.sub("", template)))
+    read = variables_read(template)
     unread = sorted(set(switches) - read)
     if unread:
         raise BadInput(
@@ -208,17 +229,14 @@ def _switches(settings: VerifierSettings, profile: Profile, template: str) -> Ma
     return switches
 
 
-def _tail(settings: VerifierSettings, profile: Profile) -> tuple[str, ...]:
-    """Tokens that a rendered prompt must end with."""
-    if settings.thinking:
-        return profile.generation_prompt_tail
-    if profile.reasoning.opens_in == "prompt" and profile.reasoning.close is not None:
-        return (*profile.generation_prompt_tail, profile.reasoning.close)
-    return ()
+def variables_read(template: str) -> set[str]:
+    """Variables that a chat template reads and does not set itself."""
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    return jinja2.meta.find_undeclared_variables(environment.parse(_GENERATION_TAG.sub("", template)))
 
 
 def _control_texts(tokenizer: Any, profile: Profile) -> re.Pattern[str]:
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    # A tail may name an ordinary token, such as a newline: only added tokens are control.
-    named = set(named_tokens(profile)) & set(tokenizer.get_added_vocab())
+    # A response may be allowed an ordinary token: only added tokens are control.
+    named = {*profile.special_tokens(), *profile.pieces()} & set(tokenizer.get_added_vocab())
     return re.compile("|".join(map(re.escape, sorted(special | named, key=len, reverse=True))))
