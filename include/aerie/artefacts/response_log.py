@@ -27,7 +27,9 @@ import io
 import mmap
 import os
 import shutil
+import sys
 import zlib
+from array import array
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -37,7 +39,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, BinaryIO, NamedTuple, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
@@ -137,7 +138,11 @@ class Repair:
 
 def prompt_sha256(prompt_ids: Sequence[int]) -> str:
     """SHA-256, in hex, of prompt ids as little-endian int32."""
-    return hashlib.sha256(np.asarray(prompt_ids, dtype="<i4").tobytes()).hexdigest()
+    ids = prompt_ids if isinstance(prompt_ids, array) else array("i", prompt_ids)
+    if sys.byteorder == "big":
+        ids = array("i", ids)
+        ids.byteswap()
+    return hashlib.sha256(ids).hexdigest()
 
 
 # One row
@@ -323,7 +328,7 @@ def _is_torn(found: Row | Damage, log: Path) -> bool:
 def scan(log: Path) -> Iterator[Row | Damage]:
     """Every complete row of the log, in order, without tokens, and what is damaged; nothing where there is no log."""
     for path in filter(Path.exists, log_files(log)):
-        yield from (found for found in _scan_file(path) if not _is_torn(found, log))
+        yield from _read_index(path) or (found for found in _scan_file(path) if not _is_torn(found, log))
 
 
 def _refuse(damage: Damage) -> Failed:
@@ -440,6 +445,8 @@ def _index_path(segment: Path) -> Path:
 
 def _read_index(segment: Path) -> list[Row] | None:
     """The rows of a sealed segment, or None where the index is missing, damaged, or of another segment."""
+    if segment.suffix != ".gz":
+        return None
     try:
         index = _Index.model_validate_json(gzip.decompress(_index_path(segment).read_bytes()))
     except (FileNotFoundError, gzip.BadGzipFile, EOFError, zlib.error, ValidationError):
@@ -542,14 +549,13 @@ def _recover(log: Path, segment_bytes: int) -> tuple[Repair, list[Row]]:
 
 
 def _recover_segment(path: Path) -> tuple[list[Row], list[Damage]]:
-    sealed = path.suffix == ".gz"
-    indexed = _read_index(path) if sealed else None
+    indexed = _read_index(path)
     if indexed is not None:
         return indexed, []
     rows, damaged = _mend(path)
     if not rows:
         path.unlink()
-    elif sealed:
+    elif path.suffix == ".gz":
         _write_index(path, rows)
     else:
         rows = _seal(path, rows)

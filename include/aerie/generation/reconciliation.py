@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,8 @@ from aerie.generation.prompts import GenerationPrompt
 from aerie.store.queries.ledger import LedgerRow
 
 JUDGED = ("kept", "quarantined")
+_COUNTS = ("attempts", "prompt_tokens", "completion_tokens", "generated_tokens", "admission_rank", "split")
+_counts_of = attrgetter(*_COUNTS)
 
 Judge = Callable[[GenerationPrompt, Response], Verdict]
 
@@ -141,21 +144,21 @@ def _implied(
     spent: int,
     superseded: int,
 ) -> LedgerRow:
-    """One row of the ledger: ``known`` itself where nothing of it changes."""
-    values: dict[str, Any] = {
-        "attempts": max(known.attempts if known else 0, row.attempt if row else 0, superseded),
-        "prompt_tokens": len(prompt.prompt_ids),
-        "generated_tokens": spent,
-        "admission_rank": prompt.admission_rank,
-        "split": prompt.split,
-    }
-    if row is not None and prompt.skip_reason is None:
-        values["completion_tokens"] = row.completion_tokens  # the log's, whatever the ledger says
-    return _with(_outcome(prompt, known, row, judged), values)
+    """One row of the ledger: ``known`` itself where nothing of it changes. The counts are those of log and prompt."""
+    outcome = _outcome(prompt, known, row, judged)
+    counts: tuple[Any, ...] = (
+        max(known.attempts if known else 0, row.attempt if row else 0, superseded),
+        len(prompt.prompt_ids),
+        row.completion_tokens if row is not None and prompt.skip_reason is None else None,
+        spent,
+        prompt.admission_rank,
+        prompt.split,
+    )
+    return outcome if _counts_of(outcome) == counts else replace(outcome, **dict(zip(_COUNTS, counts, strict=True)))
 
 
 def _outcome(prompt: GenerationPrompt, known: LedgerRow | None, row: Row | None, judged: LedgerRow | None) -> LedgerRow:
-    """State, reasons and figures of the verdict; the counts are still those of whatever they come from."""
+    """State, reasons and verdict; the counts are still those of whatever it comes from."""
     if prompt.skip_reason is not None:
         return LedgerRow(prompt.sample_id, "skipped", reasons=(prompt.skip_reason,))
     if judged is not None:
@@ -165,10 +168,3 @@ def _outcome(prompt: GenerationPrompt, known: LedgerRow | None, row: Row | None,
     if known is not None and known.state == "failed":
         return LedgerRow(prompt.sample_id, "failed", reasons=known.reasons, detail=known.detail)
     return LedgerRow(prompt.sample_id, "pending")
-
-
-def _with(row: LedgerRow, values: Mapping[str, Any]) -> LedgerRow:
-    """Like ``replace``; most rows of a resume stay as they are."""
-    if all(getattr(row, name) == value for name, value in values.items()):
-        return row
-    return replace(row, **values)
