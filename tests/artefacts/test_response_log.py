@@ -382,7 +382,16 @@ def test_a_tail_of_zeros_that_a_power_cut_left_is_cut(tmp_path):
     os.truncate(path, whole + 3_000_000)
     log = write(path, response("b"))
     assert (log.repaired.torn.offset, log.repaired.torn.size) == (whole, 3_000_000)
-    assert ids_in(path) == ["a", "b"]
+    assert ids_in(path) == ["a", "b"] and files_in(tmp_path) == ["responses.jsonl"]
+
+
+def test_a_torn_tail_is_cut_on_a_disk_without_space_for_a_copy(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    write(path, response("a"))
+    inode = path.stat().st_ino
+    path.write_bytes(path.read_bytes() + b'{"sample_id":"b"')
+    write(path)
+    assert ids_in(path) == ["a"] and path.stat().st_ino == inode
 
 
 def test_half_a_row_that_a_failing_disk_would_not_give_up_is_not_written_behind(tmp_path, monkeypatch):

@@ -568,10 +568,14 @@ def _mend(path: Path) -> tuple[list[Row], list[Damage]]:
     damaged: list[Damage] = []
     for found in _scan_file(path):
         (damaged if isinstance(found, Damage) else rows).append(found)  # type: ignore[arg-type]
-    if not damaged:
-        return rows, []
+    inside = damaged
+    if path.suffix != ".gz" and damaged and damaged[-1].incomplete:
+        _cut(path, damaged[-1].offset)  # needs no space, as a copy would on a full disk
+        inside = damaged[:-1]
+    if not inside:
+        return rows, damaged
     # The copies are durable before the log loses anything.
-    _set_aside(path, damaged)
+    _set_aside(path, inside)
     with atomic_path(path) as temporary:
         if path.suffix == ".gz":
             _compress(temporary, _lines_of(path, rows))
@@ -579,6 +583,12 @@ def _mend(path: Path) -> tuple[list[Row], list[Damage]]:
             with temporary.open("wb") as file:
                 file.writelines(_lines_of(path, rows))
     return _close_up(rows), damaged
+
+
+def _cut(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+        os.fsync(file.fileno())
 
 
 def _close_up(rows: Sequence[Row]) -> list[Row]:
