@@ -1,39 +1,52 @@
-"""Judging any file of responses: JSON lines or Parquet with ``prompt_ids`` and ``output_ids``, made with any tool.
+"""Judging any file of responses, made with any tool: JSON lines or Parquet with ``prompt_ids`` and ``output_ids``.
 
 Other columns are used where they are there: ``id``, ``finish_reason`` (a string, or SGLang's dictionary),
 ``completion_tokens``, ``max_new_tokens``, ``tools``. What cannot be checked without them, or without a tokenizer, is
-listed in ``unchecked``, never passed.
+listed in ``unchecked``, never passed. Rows of text (``messages``) are looked at by ``aerie.boundary.text_dumps``.
+
+A row that cannot be read (not JSON, without its columns, ids that are no integers) is not judged and does not end the
+file: it comes as an ``UnreadableRow``. A file that cannot be read (missing, damaged, cut short) is an error.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict
-
-from aerie.boundary.grammar import Grammar, compile_grammar
+from aerie.boundary.grammar import Grammar, Kind, compile_grammar, grammar_of_profile
 from aerie.boundary.judge import Verdict, judge
+from aerie.boundary.row_files import FileRow, count, iterate_file, plain, token_ids
 from aerie.boundary.rows import decoder
+from aerie.boundary.text_dumps import TextJudge, TextVerdict, finish_of, is_text_row
 from aerie.boundary.text_rules import Decode, check_tool_calls, declared_tools
 from aerie.errors import BadInput
 from aerie.settings.pipeline import VerifierSettings
 from aerie.settings.profile import load_profile
 
-ROWS_PER_BATCH = 512
-REQUIRED = ("prompt_ids", "output_ids")
-OPTIONAL = ("id", "finish_reason", "completion_tokens", "max_new_tokens", "tools")
+COLUMNS = (
+    "prompt_ids", "output_ids", "id", "finish_reason", "completion_tokens", "max_new_tokens", "tools",
+    "messages", "usage",
+)  # fmt: skip
+"""Columns that are read."""
 
-NEEDS_VOCABULARY = "foreign_special_token"
+NEEDS_VOCABULARY = ("foreign_special_token",)
 """Without a tokenizer only the special tokens that the profile names are known."""
 
+NEEDS_WHITE_SPACE = ("empty_reasoning", "empty_answer")
+"""Without white-space ids, white space counts as text."""
 
-class FileVerdict(BaseModel):
-    """Verdict on one row of a file; ``row`` counts from 0, ``positions`` are indices into ``output_ids``."""
+_declared_tools = lru_cache(maxsize=1024)(declared_tools)
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+@dataclass(frozen=True)
+class FileVerdict:
+    """Verdict on one row of a file.
+
+    ``row`` counts from 0; ``positions`` are indices into ``output_ids``. Token counts are None for a row of text that
+    is looked at without a tokenizer.
+    """
 
     file: str
     row: int
@@ -43,138 +56,162 @@ class FileVerdict(BaseModel):
     flags: tuple[str, ...]
     positions: Mapping[str, tuple[int, ...]]
     unchecked: tuple[str, ...]
-    reasoning_tokens: int
-    answer_tokens: int
+    reasoning_tokens: int | None
+    answer_tokens: int | None
     tool_calls: int
+
+    @property
+    def kept(self) -> bool:
+        """Whether nothing corrupt was found."""
+        return self.verdict == "kept"
+
+    def as_json(self) -> str:
+        """One line of JSON, all of it ASCII, whatever the row's id is."""
+        return json.dumps({**vars(self), "id": plain(self.id)}, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class UnreadableRow:
+    """A row that could not be judged; the problem names file and row, and what was expected."""
+
+    file: str
+    row: int
+    problem: str
+
+
+class FileJudge:
+    """A verifier's family, compiled to judge files."""
+
+    def __init__(self, grammar: Grammar, text: TextJudge, decode: Decode | None) -> None:
+        self._grammar = grammar
+        self._text = text
+        self._decode = decode
+        knows_white_space = bool((grammar.kinds == Kind.WHITESPACE).any())
+        self._always_unchecked = (
+            *(() if decode else NEEDS_VOCABULARY),
+            *(() if knows_white_space else NEEDS_WHITE_SPACE),
+        )
+
+    @classmethod
+    def of(cls, profile: str, *, tokenizer: Path | None = None, trust_remote_code: bool = False) -> Self:
+        """Compile the profile of that name.
+
+        Args:
+            profile: name of the verifier's profile.
+            tokenizer: the verifier's checkpoint folder, for the rules that need text (needs the model environment).
+            trust_remote_code: whether that folder's own code may run, where the profile needs it.
+
+        Raises:
+            BadInput: there is no such profile, its ids are not known without a tokenizer, or the tokenizer is of
+                another family.
+        """
+        if tokenizer is None:
+            family = load_profile(profile)
+            try:
+                return cls(grammar_of_profile(family), TextJudge(family, None), None)
+            except BadInput as error:
+                hint = "" if "--tokenizer" in str(error) else "; or name the verifier's folder with --tokenizer"
+                raise BadInput(f"{error}{hint}") from error
+        from aerie.prompts.checkpoint import load_verifier
+
+        verifier = load_verifier(VerifierSettings(path=tokenizer, profile=profile, trust_remote_code=trust_remote_code))
+        tokens = verifier.tokens
+        grammar = compile_grammar(
+            verifier.profile,
+            tokens.token_ids,
+            tokens.vocabulary_size,
+            whitespace_ids=tokens.whitespace_ids,
+            text_ids=tokens.text_ids,
+        )
+
+        def encode(text: str) -> Sequence[int]:
+            ids: Sequence[int] = verifier.tokenizer.encode(text, add_special_tokens=False)
+            return ids
+
+        return cls(grammar, TextJudge(verifier.profile, encode), decoder(verifier.tokenizer, tokens.vocabulary_size))
+
+    def judge(self, path: Path) -> Iterator[FileVerdict | UnreadableRow]:
+        """Judge the rows of ``path`` in their order; memory holds a few rows. ``-`` is the standard input.
+
+        Raises:
+            BadInput: the file cannot be read, or holds no row; verdicts on what came before were yielded.
+        """
+        number = -1
+        for row in iterate_file(path, COLUMNS):
+            number = row.number
+            try:
+                yield self._judge(row, str(path))
+            except BadInput as error:
+                yield UnreadableRow(str(path), number, str(error))
+        if number < 0:
+            raise BadInput(f"{path}: holds no row: nothing was judged")
+
+    def _judge(self, row: FileRow, file: str) -> FileVerdict:
+        if row.problem is not None:
+            raise BadInput(f"{row.where}: {row.problem}")
+        if is_text_row(row.values):
+            return _verdict_of(row, file, self._text.judge(row.values, row.where), {})
+        verdict = self._judge_ids(row)
+        unchecked = dict.fromkeys((*verdict.unchecked, *self._always_unchecked))
+        found = {*verdict.reasons, *verdict.flags}
+        not_found = tuple(name for name in unchecked if name not in found)
+        return _verdict_of(row, file, verdict, verdict.positions, not_found)
+
+    def _judge_ids(self, row: FileRow) -> Verdict:
+        output = token_ids(row, "output_ids")
+        verdict = judge(
+            token_ids(row, "prompt_ids"),
+            output,
+            grammar=self._grammar,
+            finish_reason=finish_of(row.values.get("finish_reason"), row.where),
+            completion_tokens=count(row, "completion_tokens", least=0),
+            max_new_tokens=count(row, "max_new_tokens", least=1),
+        )
+        tools = _tools_of(row)
+        if self._decode is None or not verdict.calls:
+            return verdict
+        ids = output if isinstance(output, list) else output.tolist()
+        return check_tool_calls(verdict, ids, decode=self._decode, tools=tools, grammar=self._grammar)
 
 
 def judge_file(
     path: Path, profile: str, *, tokenizer: Path | None = None, trust_remote_code: bool = False
-) -> Iterator[FileVerdict]:
-    """Judge the rows of ``path`` in order; memory holds a few rows.
-
-    Args:
-        path: a ``.jsonl`` or ``.parquet`` file.
-        profile: name of the verifier's profile.
-        tokenizer: the verifier's checkpoint folder, for the rules that need text (needs the model environment).
-        trust_remote_code: whether that folder's own code may run, where the profile needs it.
-
-    Raises:
-        BadInput: the file cannot be read, a row has no token ids, or the profile's ids are not known without a
-            tokenizer.
-    """
-    if tokenizer is None:
-        grammar, decode = _grammar_of_profile(profile), None
-    else:
-        grammar, decode = _grammar_of_checkpoint(profile, tokenizer, trust_remote_code)
-    for number, row in enumerate(_rows(path)):
-        where = f"{path}, row {number}"
-        verdict = _judge_row(row, grammar, decode, where)
-        yield FileVerdict(
-            file=str(path),
-            row=number,
-            id=row.get("id"),
-            verdict=verdict.verdict,
-            reasons=verdict.reasons,
-            flags=verdict.flags,
-            positions=verdict.positions,
-            unchecked=verdict.unchecked if decode else (*verdict.unchecked, NEEDS_VOCABULARY),
-            reasoning_tokens=verdict.reasoning_tokens,
-            answer_tokens=verdict.answer_tokens,
-            tool_calls=verdict.tool_calls,
-        )
+) -> Iterator[FileVerdict | UnreadableRow]:
+    """Judge one file; arguments and errors are those of ``FileJudge.of`` and ``FileJudge.judge``."""
+    return FileJudge.of(profile, tokenizer=tokenizer, trust_remote_code=trust_remote_code).judge(path)
 
 
-def _grammar_of_profile(name: str) -> Grammar:
-    profile = load_profile(name)
-    if profile.vocabulary_size is None:
-        raise BadInput(f"profile {name} does not fix its token ids: name the verifier's folder with --tokenizer")
-    return compile_grammar(profile, profile.expected_ids, profile.vocabulary_size)
-
-
-def _grammar_of_checkpoint(name: str, checkpoint: Path, trust_remote_code: bool) -> tuple[Grammar, Decode]:
-    from aerie.prompts.checkpoint import load_verifier
-
-    verifier = load_verifier(VerifierSettings(path=checkpoint, profile=name, trust_remote_code=trust_remote_code))
-    tokens = verifier.tokens
-    grammar = compile_grammar(
-        verifier.profile, tokens.token_ids, tokens.vocabulary_size, whitespace_ids=tokens.whitespace_ids
+def _verdict_of(
+    row: FileRow,
+    file: str,
+    verdict: Verdict | TextVerdict,
+    positions: Mapping[str, tuple[int, ...]],
+    unchecked: tuple[str, ...] | None = None,
+) -> FileVerdict:
+    marks = (*verdict.reasons, *verdict.flags)
+    return FileVerdict(
+        file=file,
+        row=row.number,
+        id=row.values.get("id"),
+        verdict="quarantined" if verdict.reasons else "kept",
+        reasons=verdict.reasons,
+        flags=verdict.flags,
+        positions={name: positions.get(name, ()) for name in marks},
+        unchecked=verdict.unchecked if unchecked is None else unchecked,
+        reasoning_tokens=verdict.reasoning_tokens,
+        answer_tokens=verdict.answer_tokens,
+        tool_calls=verdict.tool_calls,
     )
-    return grammar, decoder(verifier.tokenizer, tokens.vocabulary_size)
 
 
-def _judge_row(row: Mapping[str, Any], grammar: Grammar, decode: Decode | None, where: str) -> Verdict:
-    output = _ids(row, "output_ids", where)
+def _tools_of(row: FileRow) -> Mapping[str, Any] | None:
+    """What the prompt declares; None where the row does not say."""
+    tools = row.values.get("tools")
+    if tools is None:
+        return None
+    if not isinstance(tools, str | list):
+        raise BadInput(f"{row.where}: expected tools to be a list of declarations, or a string of JSON")
     try:
-        verdict = judge(
-            _ids(row, "prompt_ids", where),
-            output,
-            grammar=grammar,
-            finish_reason=row.get("finish_reason"),
-            completion_tokens=_count(row, "completion_tokens", where),
-            max_new_tokens=_count(row, "max_new_tokens", where),
-        )
-        if decode is None:
-            return verdict
-        tools = declared_tools(_as_json(row["tools"])) if "tools" in row else None
-    except BadInput as error:
-        raise BadInput(f"{where}: {error}") from error
-    return check_tool_calls(verdict, output, decode=decode, tools=tools, grammar=grammar)
-
-
-def _as_json(tools: Any) -> str | None:
-    return tools if tools is None or isinstance(tools, str) else json.dumps(tools)
-
-
-def _ids(row: Mapping[str, Any], name: str, where: str) -> Sequence[int]:
-    ids = row.get(name)
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-        raise BadInput(f"{where}: expected {name} to be a list of integers")
-    return ids
-
-
-def _count(row: Mapping[str, Any], name: str, where: str) -> int | None:
-    count = row.get(name)
-    if count is not None and type(count) is not int:
-        raise BadInput(f"{where}: expected {name} to be an integer, found {count!r}")
-    return count
-
-
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    readers = {".jsonl": _json_lines, ".parquet": _parquet_rows}
-    if path.suffix not in readers:
-        raise BadInput(f"{path}: expected a file named .jsonl or .parquet")
-    try:
-        yield from readers[path.suffix](path)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from error
-
-
-def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        try:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield _json_object(line, f"{path}, line {number}")
-        except UnicodeDecodeError as error:
-            raise BadInput(f"{path}: not UTF-8: {error}") from error
-
-
-def _json_object(line: str, where: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{where}: not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise BadInput(f"{where}: expected an object, found {type(row).__name__}")
-    return row
-
-
-def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        with pq.ParquetFile(path) as file:
-            columns = [name for name in (*REQUIRED, *OPTIONAL) if name in file.schema_arrow.names]
-            for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
-                yield from batch.to_pylist()
-    except pa.ArrowInvalid as error:
-        raise BadInput(f"{path}: not a Parquet file, or a damaged one: {error}") from error
+        return _declared_tools(tools if isinstance(tools, str) else json.dumps(tools, default=str))
+    except (BadInput, RecursionError) as error:
+        raise BadInput(f"{row.where}: {error}") from error
