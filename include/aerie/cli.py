@@ -9,11 +9,13 @@ import typer
 from aerie import __version__
 from aerie.errors import AerieError
 from aerie.judging_commands import import_responses, show, validate
+from aerie.profile_commands import profiles
 from aerie.quarantine_commands import app as quarantine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 database = typer.Typer(no_args_is_help=True, help="Aerie's own database.")
 app.add_typer(database, name="db")
+app.add_typer(profiles, name="profile")
 for command in (validate, show, import_responses):
     app.command()(command)
 app.add_typer(quarantine, name="quarantine")

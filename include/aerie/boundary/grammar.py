@@ -179,7 +179,7 @@ def compile_grammar(
     token_ids: Mapping[str, int],
     vocabulary_size: int,
     *,
-    whitespace_ids: Iterable[int] = (),
+    whitespace_ids: Iterable[int] | None = None,
     text_ids: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Grammar:
     """Compile ``profile`` for a verifier.
@@ -189,8 +189,8 @@ def compile_grammar(
         token_ids: the verifier's special and added tokens with their ids. Each that the profile gives no role in a
             response is foreign to one.
         vocabulary_size: number of ids that the verifier can produce.
-        whitespace_ids: ids of tokens that are only white space, beside those that the profile lists.
-        text_ids: ids of the texts that the profile names, beside its ``expected_text_ids``.
+        whitespace_ids: ids of tokens that are only white space; None takes those that the profile lists.
+        text_ids: ids of the texts that the profile names; those that are missing are the profile's ``text_ids``.
 
     Raises:
         BadInput: a token of the profile is missing from ``token_ids``, has another id than the profile expects or an
@@ -198,11 +198,11 @@ def compile_grammar(
     """
     if vocabulary_size < 1:
         raise BadInput(f"profile {profile.name}: vocabulary size {vocabulary_size}: expected at least 1")
-    ids = _Ids(profile, token_ids, {**profile.expected_text_ids, **(text_ids or {})}, vocabulary_size)
+    ids = _Ids(profile, token_ids, {**profile.text_ids, **(text_ids or {})}, vocabulary_size)
     reasoning, called = profile.reasoning, profile.channels or profile.tools
     return Grammar(
         profile=profile.name,
-        kinds=_kinds(ids, (*profile.whitespace_ids, *whitespace_ids)),
+        kinds=_kinds(ids, profile.whitespace_ids if whitespace_ids is None else whitespace_ids),
         opens_in=reasoning.opens_in,
         open_tails=_open_tails(ids),
         closed_tail=ids.of_pieces(reasoning.closed_block),
@@ -230,6 +230,12 @@ def grammar_of_profile(profile: Profile) -> Grammar:
             f"profile {profile.name} does not fix its token ids: name the verifier's folder with --tokenizer"
         )
     known = {**profile.expected_ids, **profile.optional_ids}
+    missing = [token for token in profile.special_tokens() if token not in known]
+    if missing:
+        raise BadInput(
+            f"profile {profile.name} does not fix the ids of {', '.join(dict.fromkeys(missing))}: name the verifier's "
+            "folder with --tokenizer"
+        )
     return compile_grammar(profile, known, profile.vocabulary_size)
 
 
@@ -259,6 +265,10 @@ class _Ids:
         """Whether the ids of all are known."""
         return all(piece in self.tokens or piece in self.texts for piece in pieces)
 
+    def judges(self, tag: Spelled) -> bool:
+        """Whether a spelled tag is looked for: not in a family that need not reason, where its ids are not known."""
+        return self.profile.reasoning.opens_in != "never" or self.knows(tag.texts)
+
     def inside(self, token: str, token_id: int) -> int:
         """``token_id``, which must be in the vocabulary."""
         if not 0 <= token_id < self.vocabulary_size:
@@ -286,8 +296,6 @@ def _kinds(ids: _Ids, whitespace_ids: Iterable[int]) -> NDArray[np.uint8]:
     # After the added tokens: some tokenizers add runs of spaces, and a prompt's tail may name a newline.
     for token_id in whitespace_ids:
         kinds[ids.inside("a white-space token", token_id)] = Kind.WHITESPACE
-    for token in profile.response_tokens_forbidden:
-        kinds[ids.of_token(token)] = Kind.FOREIGN
     for token in profile.response_tokens_allowed:
         kinds[ids.of_token(token)] = Kind.ORDINARY
     taken: dict[int, str] = {}
@@ -325,7 +333,7 @@ def _open_tails(ids: _Ids) -> tuple[tuple[int, ...], ...]:
     """Open tag, and what the generation prompt puts behind it (MiniMax: a newline)."""
     tag, tail = ids.profile.reasoning.open, ids.profile.generation_prompt_tail
     if isinstance(tag, Spelled):
-        return tuple(ids.of_pieces([text]) for text in tag.texts)
+        return tuple(ids.of_pieces([text]) for text in tag.texts if ids.judges(tag))
     if tag is None:
         return ()
     return (ids.of_pieces(tail[tail.index(tag) :] if tag in tail else (tag,)),)
@@ -344,7 +352,7 @@ def _spelled(ids: _Ids) -> tuple[tuple[Kind, tuple[int, ...]], ...]:
     tags = [
         (kind, ids.of_pieces([text]))
         for tag, kind in ((reasoning.open, Kind.OPEN), (reasoning.close, Kind.CLOSE))
-        if isinstance(tag, Spelled)
+        if isinstance(tag, Spelled) and ids.judges(tag)
         for text in tag.texts
     ]
     return tuple(sorted(tags, key=lambda tag: len(tag[1]), reverse=True))

@@ -7,6 +7,7 @@ from speculators.models.utils import get_verifier_config, resolve_target_layer_i
 
 from aerie.errors import BadInput
 from aerie.settings.pipeline import PipelineSettings
+from aerie.settings.profile import checkpoint_code_allowed
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -39,7 +40,8 @@ def resolve_layers(settings: PipelineSettings) -> CapturedLayers:
     """
     verifier, profile = settings.verifier, settings.verifier.load_profile()
     asked = settings.hidden_states.layers or profile.capture_layers
-    path, trust = str(verifier.path), verifier.trust_remote_code
+    path = str(verifier.path)
+    trust = checkpoint_code_allowed(profile, allowed=verifier.trust_remote_code, revision=verifier.revision)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the default is chosen on purpose

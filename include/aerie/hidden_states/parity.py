@@ -18,6 +18,7 @@ from aerie.artefacts.state_files import read_states, state_name, state_path
 from aerie.errors import Failed
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.settings.pipeline import PipelineSettings
+from aerie.settings.profile import checkpoint_code_allowed
 
 STORAGE_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-3}
 COMPUTE_TOLERANCE = {"float32": 0.0, "float16": 2e-2, "bfloat16": 5e-2}
@@ -76,8 +77,11 @@ class Reference:
 
     def __init__(self, settings: PipelineSettings) -> None:
         verifier = settings.verifier
+        trusted = checkpoint_code_allowed(
+            verifier.load_profile(), allowed=verifier.trust_remote_code, revision=verifier.revision
+        )
         self._model = AutoModelForCausalLM.from_pretrained(
-            verifier.path, dtype=torch.float32, trust_remote_code=verifier.trust_remote_code
+            verifier.path, dtype=torch.float32, trust_remote_code=trusted
         ).eval()
         self._decoder = self._model.get_decoder()
 

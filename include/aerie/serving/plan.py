@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from aerie.artefacts.files import fingerprint_of, sha256_of
 from aerie.settings.pipeline import PipelineSettings
-from aerie.settings.profile import Frozen
+from aerie.settings.profile import Frozen, checkpoint_code_allowed, server_arguments_of
 
 Phase = Literal["generate", "capture", "benchmark"]
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -121,19 +121,24 @@ class ServerPlan(Frozen):
 
         Raises:
             ValidationError: the settings cannot work in this phase.
+            BadInput: they allow or ask for what the verifier's profile forbids.
             OSError: the verifier's folder has no ``config.json``.
         """
         verifier, serving = settings.verifier, settings.serving
+        profile = verifier.load_profile()
         return cls(
             model_path=verifier.path.resolve(),
             model_identity=checkpoint_identity(verifier.path),
             revision=verifier.revision,
-            trust_remote_code=verifier.trust_remote_code,
+            trust_remote_code=checkpoint_code_allowed(
+                profile, allowed=verifier.trust_remote_code, revision=verifier.revision
+            ),
             dtype=verifier.dtype,
             phase=phase,
             drafter=drafter,
             forward_hooks=forward_hooks,
-            **serving.model_dump(exclude={"start_timeout_seconds", "lease_seconds"}),
+            extra_arguments=server_arguments_of(profile, serving.extra_arguments),
+            **serving.model_dump(exclude={"start_timeout_seconds", "lease_seconds", "extra_arguments"}),
         )
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ and compared with ``expected_ids``: a difference is an error that names both.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ class Spelled(Frozen):
     """A tag that is no token of its own: the texts by which it is written, each a sequence of ordinary tokens.
 
     Several, where what follows grows together with the tag's last token (DeepSeek-V3-0324: ``>`` and a line break are
-    one token). Their ids come from the verifier's tokenizer, or from the profile's ``expected_text_ids``.
+    one token). Their ids come from the verifier's tokenizer, or from the profile's ``text_ids``.
     """
 
     texts: tuple[str, ...] = Field(min_length=1)
@@ -126,25 +126,25 @@ class Profile(Frozen):
 
     ``model_types`` guards against a checkpoint of another family whose ids happen to fit. ``expected_ids`` are special
     tokens that the checkpoint's tokenizer must have at these ids, ``optional_ids`` those that some of the family's
-    revisions lack, ``expected_text_ids`` the ids of texts that the profile names. ``vocabulary_size`` is what files of
-    responses are judged against where no checkpoint is at hand; ``whitespace_ids`` serve the same purpose.
+    revisions lack. ``vocabulary_size``, ``text_ids`` (of texts that the profile names) and ``whitespace_ids`` are for
+    files of responses that are judged where no checkpoint is at hand; the checkpoint's tokenizer has the last word.
     ``end_of_turn`` are the tokens at which a response ends, each of which stops the server. ``response_tokens_allowed``
-    and ``response_tokens_forbidden`` are tokens that a response may hold though they are special, and may not hold;
-    every special token without a role is forbidden unless allowed. ``generation_prompt_tail`` is what a rendered
-    prompt must end with when thinking is on. ``template_switches`` are passed to the template with every prompt;
-    ``thinking_switch`` is the one that turns thinking off, None for a family that cannot. ``forced_vocabulary`` are
-    tokens that the draft vocabulary must hold however rare they are. ``module_prefix`` is how the checkpoint's decoder
-    is called inside the server (``model`` or ``language_model.model``). ``capture_layers`` are residual streams
-    entering those layers; None takes speculators' default. ``server_arguments`` and ``server_arguments_forbidden`` are
-    flags that the family's server needs, and must not have. ``trust_remote_code`` says that the tokenizer is code of
-    the checkpoint, which runs only where the user allows it too.
+    are special tokens that a response may hold, ``response_tokens_forbidden`` others that it may not, where the
+    tokenizer has them; every special token without a role is forbidden unless allowed. ``generation_prompt_tail`` is
+    what a rendered prompt must end with when thinking is on. ``template_switches`` are passed to the template with
+    every prompt; ``thinking_switch`` is the one that turns thinking off, None for a family that cannot.
+    ``forced_vocabulary`` are tokens that the draft vocabulary must hold however rare they are. ``module_prefix`` is how
+    the checkpoint's decoder is called inside the server (``model`` or ``language_model.model``). ``capture_layers`` are
+    residual streams entering those layers; None takes speculators' default. ``server_arguments`` and
+    ``server_arguments_forbidden`` are flags that the family's server needs, and must not have. ``trust_remote_code``
+    says that the tokenizer is code of the checkpoint, which runs only where the user allows it too.
     """
 
     name: str
     model_types: tuple[str, ...] = Field(min_length=1)
     expected_ids: Mapping[str, int] = {}
     optional_ids: Mapping[str, int] = {}
-    expected_text_ids: Mapping[str, tuple[int, ...]] = {}
+    text_ids: Mapping[str, tuple[int, ...]] = {}
     vocabulary_size: int | None = Field(default=None, gt=0)
     whitespace_ids: tuple[int, ...] = ()
     end_of_turn: tuple[str, ...] = Field(min_length=1)
@@ -193,12 +193,11 @@ class Profile(Frozen):
             yield from (channels.start, channels.channel, channels.message, channels.constrain)
             yield from (channels.message_end, channels.call, channels.answer_end)
         yield from self.response_tokens_allowed
-        yield from self.response_tokens_forbidden
         yield from self.forced_vocabulary
 
     def pieces(self) -> Iterator[str]:
         """Names of what is one special token or a text of ordinary ones, some of them more than once."""
-        yield from self.expected_text_ids
+        yield from self.text_ids
         yield from self.generation_prompt_tail
         yield from self.reasoning.closed_block
         for tag in (self.reasoning.open, self.reasoning.close):
@@ -210,7 +209,7 @@ class Profile(Frozen):
 
 GRAMMAR_FIELDS = frozenset(
     {
-        "name", "expected_ids", "optional_ids", "expected_text_ids", "whitespace_ids", "end_of_turn", "reasoning",
+        "name", "expected_ids", "optional_ids", "text_ids", "whitespace_ids", "end_of_turn", "reasoning",
         "tools", "channels", "response_tokens_allowed", "response_tokens_forbidden", "generation_prompt_tail",
     }
 )  # fmt: skip
@@ -246,6 +245,23 @@ def checkpoint_code_allowed(profile: Profile, *, allowed: bool, revision: str | 
             "pinned revision; set verifier.revision to the commit (hexadecimal) whose tokenizer code you have read"
         )
     return True
+
+
+def server_arguments_of(profile: Profile, extra: Sequence[str]) -> tuple[str, ...]:
+    """The server's further arguments: those of the user, and those that the family needs.
+
+    Raises:
+        BadInput: the user gives one that the family must not have.
+    """
+    for argument in extra:
+        flag = argument.partition("=")[0]
+        # The server's parser takes prefixes of a flag too.
+        banned = [
+            name for name in profile.server_arguments_forbidden if flag.startswith("--") and name.startswith(flag)
+        ]
+        if banned:
+            raise BadInput(f"serving.extra_arguments has {argument!r}: profile {profile.name} forbids {banned[0]}")
+    return (*extra, *(argument for argument in profile.server_arguments if argument not in extra))
 
 
 def profile_names() -> list[str]:
