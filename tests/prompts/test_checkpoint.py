@@ -7,7 +7,7 @@ import pytest
 from aerie.artefacts.files import sha256_of
 from aerie.errors import BadInput
 from aerie.prompts.checkpoint import load_verifier
-from aerie.prompts.rendering import probe, render
+from aerie.prompts.rendering import Renderer
 from aerie.settings.pipeline import VerifierSettings
 
 
@@ -68,14 +68,13 @@ def test_a_prompt_that_does_not_end_as_the_profile_says_is_an_error_before_any_r
     use_profile(generation_prompt_tail=["<|im_assistant|>", "<|im_middle|>"])
 
     with pytest.raises(BadInput, match="generation_prompt_tail"):
-        probe(load_verifier(settings(checkpoint)))
+        Renderer(load_verifier(settings(checkpoint)))
 
 
 def test_thinking_off_ends_the_prompt_with_a_closed_block(checkpoint: Path) -> None:
     verifier = load_verifier(settings(checkpoint, thinking=False))
-    probe(verifier)
 
-    ids = render(verifier, [{"role": "user", "content": "Hi"}], ())
+    ids = Renderer(verifier).render([{"role": "user", "content": "Hi"}], ())
 
     assert verifier.tokenizer.convert_ids_to_tokens(ids[-2:]) == ["<think>", "</think>"]
 

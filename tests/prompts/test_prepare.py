@@ -10,7 +10,8 @@ from transformers import AutoTokenizer
 from aerie.artefacts.prompts import Prompt, read_prompts
 from aerie.artefacts.verifier_tokens import read_verifier_tokens
 from aerie.errors import BadInput
-from aerie.prompts import tally
+from aerie.prompts import candidates, parts, tally
+from aerie.prompts import stage as stage_module
 from aerie.prompts.stage import prepare
 from aerie.settings.pipeline import PipelineSettings
 from aerie.stages import Events, StageRequest, StageResult
@@ -199,6 +200,130 @@ def test_an_empty_file_is_refused(stage: Stage, content: str) -> None:
         stage.run(None)
 
 
+@pytest.mark.parametrize(("turns", "expected"), [("first", {0}), ("last", {1}), ("every", {0, 1})])
+def test_the_settings_say_which_answers_of_a_conversation_become_prompts(
+    stage: Stage, turns: str, expected: set[int]
+) -> None:
+    prompts = stage.prompts(ROWS, source={"turns": turns})
+
+    by_conversation: dict[str, set[int]] = {}
+    for prompt in prompts:
+        by_conversation.setdefault(prompt.conversation_id, set()).add(prompt.turn)
+    assert len(by_conversation) == 40
+    assert set(map(frozenset, by_conversation.values())) == {frozenset(expected)}
+    assert len({prompt.sample_id for prompt in prompts}) == len(prompts) == 40 * len(expected)
+    assert len({(prompt.conversation_id, prompt.split) for prompt in prompts}) == 40
+
+
+def in_parts(monkeypatch: pytest.MonkeyPatch, size: int, workers: int) -> None:
+    monkeypatch.setattr(candidates, "PART_CANDIDATES", size)
+    monkeypatch.setattr(parts, "PART_CANDIDATES", size)
+    monkeypatch.setattr(stage_module, "processors", lambda: workers)
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_makes_the_same_files(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are processes of their own, which know nothing of this test's patches: parts have the usual size."""
+    rows = [chat(None, f"Add {i} and 5.") for i in range(2 * candidates.PART_CANDIDATES + 50)]
+    digests = []
+    for workers in (1, 2):
+        monkeypatch.setattr(stage_module, "processors", lambda workers=workers: workers)
+        manifest = stage.run(rows, force=True).manifest
+        assert manifest is not None
+        digests.append([output.sha256 for output in manifest.outputs])
+
+    assert manifest.counts["prompts"] == len(rows)
+    assert digests[0] == digests[1]
+
+
+def test_an_interrupted_run_goes_on_where_it_was_and_makes_the_same_prompts(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_parts(monkeypatch, size=10, workers=1)
+    rendered: list[int] = []
+    write = parts.PartRenderer.write
+
+    def interrupted(self: parts.PartRenderer, number: int) -> None:
+        if len(rendered) == 2:
+            raise KeyboardInterrupt
+        rendered.append(number)
+        write(self, number)
+
+    monkeypatch.setattr(parts.PartRenderer, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(ROWS)
+    assert not stage.request.files.dataset("B6_ultrachat").prompts.exists()
+
+    def resumed(self: parts.PartRenderer, number: int) -> None:
+        rendered.append(number)
+        write(self, number)
+
+    monkeypatch.setattr(parts.PartRenderer, "write", resumed)
+    monkeypatch.setattr(stage_module, "collect", lambda *_, **__: pytest.fail("the source was read again"))
+    prompts = stage.prompts(None)
+    assert rendered == [0, 1, 2, 3]
+
+    monkeypatch.undo()
+    assert stage.prompts(None, force=True) == prompts
+
+
+def test_unfinished_work_of_other_settings_is_not_taken_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(stage_module, "write_prompts", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            stage.run(ROWS)
+
+    other = stage.prompts(None, settings={"seed": 4})
+
+    assert other == stage.prompts(None, settings={"seed": 4}, force=True)
+    assert other != stage.prompts(None)
+
+
+def test_prompts_of_named_benchmarks_are_left_out_and_counted(stage: Stage, tmp_path: Path) -> None:
+    long = "A train leaves the station at noon and travels at sixty miles per hour toward the next town."
+    benchmarks = {
+        "mt_bench.jsonl": [{"question_id": 1, "turns": ["Compose a BLOG post!", long], "reference": ["Add 3 and 3."]}],
+        "gsm8k.jsonl": [{"question": "Why, though?", "answer": "Add 4 and 3."}],
+        "bfcl.jsonl": [{"question": [[{"role": "user", "content": "Rain in Ulm?"}]], "function": []}],
+    }
+    for name, rows in benchmarks.items():
+        write_lines(tmp_path / name, rows)
+    contaminated = [
+        chat("whole", "compose a blog  post"),
+        chat("nested", "Rain in Ulm"),
+        chat("run", f"Solve this. {long.replace('town', 'city').upper()} How far is it?"),
+        chat("later", "Hello", "Hi", "Why though"),
+    ]
+    clean = [chat("part", "Compose a blog post about trains"), chat("answer", "A train leaves the station at noon")]
+    named = [tmp_path / name for name in benchmarks]
+
+    prompts = stage.prompts([*ROWS, *contaminated, *clean], settings={"decontaminate": named}, source={"turns": "last"})
+
+    skipped = {prompt.conversation_id for prompt in prompts if prompt.skip_reason == "contaminated"}
+    assert skipped == {"whole", "nested", "run", "later"}
+    assert not any(prompt.prompt_ids for prompt in prompts if prompt.skip_reason)
+    manifest = stage.run(None, settings={"decontaminate": named}, source={"turns": "last"}).manifest
+    assert manifest is not None
+    assert manifest.counts["set_aside"]["contaminated"] == 4
+    assert "mt_bench.jsonl:1" in " ".join(manifest.counts["skipped_examples"]["contaminated"])
+    assert manifest.counts["prompts"] == 42
+
+
+def test_a_changed_or_wrong_file_of_benchmarks_is_noticed(stage: Stage, tmp_path: Path) -> None:
+    named = write_lines(tmp_path / "mine.jsonl", [{"prompt": "Add 3 and 3."}])
+    assert stage.run(ROWS, settings={"decontaminate": [named]}).reused is False
+    assert stage.run(None, settings={"decontaminate": [named]}).reused is True
+
+    write_lines(named, [{"prompt": "Add 5 and 3."}])
+    assert stage.run(None, settings={"decontaminate": [named]}).reused is False
+
+    write_lines(named, [{"prompt": "Add 5 and 3."}, {"task": "x"}])
+    with pytest.raises(BadInput, match=r"mine\.jsonl:2: expected a prompt in one of the columns .*the row has task"):
+        stage.run(None, settings={"decontaminate": [named]})
+    with pytest.raises(BadInput, match="no_such"):
+        stage.run(None, settings={"decontaminate": [tmp_path / "no_such.jsonl"]})
+
+
 def test_a_conversation_too_long_for_the_context_falls_back_to_an_earlier_turn_that_fits(stage: Stage) -> None:
     turns = [text for i in range(30) for text in (f"Add {i} and 5 to it.", f"That gives {i}.")]
     rows = [chat(f"long-{i}", f"Start with {i}.", "Yes.", *turns) for i in range(30)]
@@ -244,10 +369,15 @@ def test_the_manifest_adds_up_and_its_outputs_are_whole(stage: Stage) -> None:
     prompts = read_prompts(files.prompts)
     assert sum(counts["prompts_by_split"].values()) == counts["prompts"] == len(prompts)
     assert counts["prompt_tokens"] == sum(len(p.prompt_ids) for p in prompts)
-    assert {Path(output.uri).name for output in result.manifest.outputs} == {"prompts.parquet", "verifier.json"}
+    assert {Path(output.uri).name for output in result.manifest.outputs} == {
+        "prompts.parquet",
+        "prompt_hashes.parquet",
+        "verifier.json",
+    }
     assert read_verifier_tokens(files.verifier_tokens).token_ids["<think>"] == prompts[0].prompt_ids[-1]
     assert sorted(p.name for p in files.folder.iterdir()) == [
         "prepare.manifest.json",
+        "prompt_hashes.parquet",
         "prompts.parquet",
         "verifier.json",
     ]
@@ -261,7 +391,8 @@ def test_a_long_job_reports_where_it_is(
     stage.run(ROWS)
 
     assert any(message.startswith("read 17 rows") for message in told("progress"))
-    assert any(message.startswith("rendered 17 of 40") for message in told("progress"))
+    assert "rendered 40 of 40 prompts" in told("progress")
+    assert any(message.startswith("took 17 prompts") for message in told("progress"))
 
 
 def test_tool_calls_are_rendered_in_the_verifiers_own_format(

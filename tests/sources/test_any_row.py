@@ -43,15 +43,15 @@ FUNCTIONS = st.fixed_dictionaries(
     {"name": st.just("f") | VALUES}, optional={"arguments": VALUES, "parameters": VALUES, "description": VALUES}
 )
 CALLS = st.lists(FUNCTIONS | st.fixed_dictionaries({"function": FUNCTIONS | VALUES}) | VALUES, max_size=2)
-CONTENT = TEXTS | VALUES
+CONTENT = TEXTS | st.integers(1, 9) | VALUES
 TURNS = st.builds(
     lambda role, content, fields: {"role": role, "from": role, **dict.fromkeys(NAMES, content), **fields},
     ROLES,
     CONTENT,
     st.fixed_dictionaries({}, optional={"tool_calls": CALLS, "tool_call_id": VALUES, "tool_call_ids": VALUES}),
 )
-CONVERSATIONS = st.lists(TURNS | VALUES, max_size=4)
-CHATS = CONVERSATIONS | CONVERSATIONS.map(json.dumps) | VALUES
+CONVERSATIONS = st.lists(TURNS, max_size=4)
+CHATS = CONVERSATIONS | CONVERSATIONS.map(json.dumps) | st.lists(TURNS | VALUES, max_size=3) | VALUES
 ROWS = st.fixed_dictionaries(
     dict.fromkeys(("messages", "conversations", "trajectory"), CHATS),
     optional={

@@ -16,6 +16,11 @@ class DatasetFiles:
         return self.folder / "prompts.parquet"
 
     @property
+    def prompt_hashes(self) -> Path:
+        """What each prompt asks, as a hash, written by ``prepare``."""
+        return self.folder / "prompt_hashes.parquet"
+
+    @property
     def imported(self) -> Path:
         """Already tokenised rows, written by ``import``."""
         return self.folder / "imported.parquet"

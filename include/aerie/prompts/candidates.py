@@ -1,9 +1,11 @@
 """Prompts chosen but not yet rendered, on disk, so that memory stays flat and order depends on content alone.
 
-A source is read once, in its own order; prompts are then taken in the order of their ranks. SQLite sorts on disk.
+A source is read once, in its own order; prompts are then taken in the order of their ranks, a part at a time, by any
+number of processes. SQLite sorts on disk.
 """
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -13,6 +15,7 @@ from typing import Any
 
 from aerie.sources.conversation import Message
 
+PART_CANDIDATES = 2000
 _TABLE = """
 CREATE TABLE candidates (
     rank INTEGER NOT NULL,
@@ -24,13 +27,25 @@ CREATE TABLE candidates (
 )
 """
 # An id that two different rows carry identifies neither. Equal ranks mean equal prompts: any fixed order will do.
-_IN_ORDER = """
-SELECT rank, source_id, conversation_id, place, content,
-       source_id IS NOT NULL AND source_id NOT IN (
-           SELECT source_id FROM candidates WHERE source_id IS NOT NULL
-           GROUP BY source_id HAVING count(DISTINCT row_hash) > 1
-       )
-FROM candidates ORDER BY rank, row_hash, source_id
+_ORDER = (
+    "CREATE INDEX by_rank ON candidates (rank, row_hash, source_id, place)",
+    """
+    CREATE TABLE shared_ids AS SELECT source_id FROM candidates WHERE source_id IS NOT NULL
+    GROUP BY source_id HAVING count(DISTINCT row_hash) > 1
+    """,
+    "CREATE INDEX by_id ON shared_ids (source_id)",
+    """
+    CREATE TABLE positions AS
+    SELECT rowid AS candidate, row_number() OVER (ORDER BY rank, row_hash, source_id, place) - 1 AS position
+    FROM candidates
+    """,
+    "CREATE UNIQUE INDEX by_position ON positions (position)",
+)
+_PART = """
+SELECT rank, CASE WHEN source_id IN (SELECT source_id FROM shared_ids) THEN NULL ELSE source_id END,
+       conversation_id, place, content
+FROM positions JOIN candidates ON candidates.rowid = positions.candidate
+WHERE position >= ? AND position < ? ORDER BY position
 """
 
 
@@ -48,7 +63,7 @@ class Candidate:
 
 
 class Candidates:
-    """The candidates of one data set; see ``open_candidates``."""
+    """Candidates as they are collected; see ``new_candidates``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -74,26 +89,36 @@ class Candidates:
         )
         self.added += 1
 
-    def in_order(self) -> Iterator[Candidate]:
-        """Yield all by rank; ``source_id`` is None where it is not unique in the source."""
-        # Sorting an index moves keys alone; sorting rows would move every conversation through temporary files.
-        self._connection.execute("CREATE INDEX by_rank ON candidates (rank, row_hash, source_id)")
-        for rank, source_id, conversation_id, place, content, unique in self._connection.execute(_IN_ORDER):
-            history, tools = json.loads(content)
-            yield Candidate(rank, "", source_id if unique else None, conversation_id, place, history, tools)
+    def sort(self) -> None:
+        """Give every candidate its position, after the last was added."""
+        for statement in _ORDER:
+            self._connection.execute(statement)
 
 
 @contextmanager
-def open_candidates(path: Path) -> Iterator[Candidates]:
-    """Yield an empty store at ``path``; the file is temporary and goes when the block ends."""
+def new_candidates(path: Path) -> Iterator[Candidates]:
+    """Yield an empty store in a new file at ``path``, which is sorted and on disk when the block has ended well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    try:
-        with closing(sqlite3.connect(path)) as connection:
-            # Lost with the process anyway, so nothing needs to be durable.
-            connection.execute("PRAGMA journal_mode = OFF")
-            connection.execute("PRAGMA synchronous = OFF")
-            connection.execute(_TABLE)
-            yield Candidates(connection)
-    finally:
-        path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        # A file that was not finished is made anew, so that nothing needs to be durable before its end.
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute(_TABLE)
+        candidates = Candidates(connection)
+        yield candidates
+        candidates.sort()
+        connection.commit()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def read_part(path: Path, part: int) -> Iterator[Candidate]:
+    """Yield part ``part``, in order: ``PART_CANDIDATES`` candidates; their ``source_id`` is None unless unique."""
+    begin = part * PART_CANDIDATES
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        for rank, source_id, conversation_id, place, content in connection.execute(
+            _PART, (begin, begin + PART_CANDIDATES)
+        ):
+            history, tools = json.loads(content)
+            yield Candidate(rank, "", source_id, conversation_id, place, history, tools)

@@ -1,27 +1,24 @@
-"""From a source's rows to prompts, in two passes: choose and remember every prompt, then render them in their order."""
+"""From a source's rows to prompts: choose and remember every prompt, render them, then take each once in its order."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aerie.artefacts.prompts import Prompt
 from aerie.prompts.candidates import Candidate, Candidates
-from aerie.prompts.checkpoint import Verifier
 from aerie.prompts.identity import ID_DIGITS, chosen, content_hash, draw, sample_id, split_of
-from aerie.prompts.rendering import Rendered, render_fitting
 from aerie.prompts.tally import Progress, Tally
-from aerie.settings.pipeline import SplitSettings
+from aerie.settings.pipeline import SplitSettings, Turns
 from aerie.sources.conversation import Conversation, Unusable, answer_positions
 from aerie.sources.readers import Reader
 from aerie.sources.rows import SourceRow
 
 
 def collect(
-    rows: Iterator[SourceRow], reader: Reader, candidates: Candidates, *, seed: int, progress: Progress
+    rows: Iterable[SourceRow], reader: Reader, candidates: Candidates, *, turns: Turns, seed: int, progress: Progress
 ) -> Tally:
-    """Read every row and remember one prompt of each conversation; return what was read and refused."""
+    """Read every row and remember the prompts of each conversation; return what was read and refused."""
     tally = Tally()
     for row in rows:
         tally.rows += 1
@@ -29,7 +26,8 @@ def collect(
             if row.problem is not None:
                 raise row.problem
             conversation = reader(row.value)
-            candidates.add(candidate_of(conversation, row.where, seed=seed))
+            for candidate in candidates_of(conversation, row.where, turns=turns, seed=seed):
+                candidates.add(candidate)
             tally.repairs.update(set(conversation.notes))
         except Unusable as problem:
             tally.skip(row.where, problem)
@@ -41,8 +39,8 @@ def collect(
     return tally
 
 
-def candidate_of(conversation: Conversation, where: str, *, seed: int) -> Candidate:
-    """The one prompt of a conversation: the history before one of its answers, drawn by conversation and seed.
+def candidates_of(conversation: Conversation, where: str, *, turns: Turns, seed: int) -> list[Candidate]:
+    """The prompts of a conversation: histories, each up to an answer that ``turns`` names.
 
     A source without ids is told apart by content: conversations that begin alike are one conversation, so that the
     same request never stands on both sides of a split.
@@ -55,27 +53,33 @@ def candidate_of(conversation: Conversation, where: str, *, seed: int) -> Candid
     conversation_id = (
         conversation.conversation_id or conversation.source_id or content_hash(messages[: positions[0]])[:ID_DIGITS]
     )
-    history = messages[: chosen(positions, seed=seed, conversation_id=conversation_id)]
-    return Candidate(
-        rank=draw("rank", seed, content_hash([history, tools])),
-        row_hash=content_hash([messages, tools]),
-        source_id=conversation.source_id,
-        conversation_id=conversation_id,
-        where=where,
-        history=history,
-        tools=tools,
-    )
+    taken = {
+        "one": lambda: [chosen(positions, seed=seed, conversation_id=conversation_id)],
+        "first": lambda: positions[:1],
+        "last": lambda: positions[-1:],
+        "every": lambda: positions,
+    }[turns]()
+    row_hash = content_hash([messages, tools])
+    return [
+        Candidate(
+            rank=draw("rank", seed, content_hash([messages[:position], tools])),
+            row_hash=row_hash,
+            source_id=conversation.source_id,
+            conversation_id=conversation_id,
+            where=where,
+            history=messages[:position],
+            tools=tools,
+        )
+        for position in taken
+    ]
 
 
 @dataclass
-class Renderer:
-    """Renders candidates and counts; prompts that are skipped are not ``usable``."""
+class Selection:
+    """Makes prompts of rendered candidates and counts; prompts that are skipped are not ``usable``."""
 
-    verifier: Verifier
     dataset: str
-    seed: int
     splits: SplitSettings
-    maximum_tokens: int
     progress: Progress
     tally: Tally = field(default_factory=Tally)
     split_counts: Counter[str] = field(default_factory=Counter)
@@ -89,55 +93,41 @@ class Renderer:
         """Prompts so far that can be generated."""
         return self.split_counts.total()
 
-    def prompts(self, candidates: Candidates) -> Iterator[Prompt]:
-        """Yield prompts by rank, each once; one that cannot be generated has a ``skip_reason`` and no ids."""
-        for candidate in candidates.in_order():
-            prompt = self._prompt(candidate)
-            if prompt is not None:
-                yield prompt
-            self.progress.tick(lambda: (f"rendered {self.usable} of {candidates.added} prompts", self.figures))
-
     @property
     def figures(self) -> dict[str, Any]:
         """Figures so far."""
         return {"prompts": self.usable, "prompt_tokens": self.prompt_tokens, "duplicates": self.duplicates}
 
-    def _prompt(self, candidate: Candidate) -> Prompt | None:
-        """The prompt of ``candidate``, None if an equal one was taken before it."""
-        problem = None
-        try:
-            rendered = render_fitting(
-                self.verifier,
-                candidate.history,
-                candidate.tools,
-                maximum_tokens=self.maximum_tokens,
-                seed=self.seed,
-                conversation_id=candidate.conversation_id,
-            )
-        except Unusable as error:
-            problem = error
-            rendered = Rendered(candidate.history, len(answer_positions(candidate.history)) - 1, [])
-        content = content_hash([rendered.history, candidate.tools])
-        if not self._is_new(content):
-            self.duplicates += 1
-            return None
+    def prompts(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Prompt, str]]:
+        """Yield prompts and their content hashes by rank, each once.
+
+        One that cannot be generated has a ``skip_reason`` and no ids.
+        """
+        for row in rows:
+            if self._is_new(row["content_hash"]):
+                yield self._prompt(row), row["content_hash"]
+            else:
+                self.duplicates += 1
+            self.progress.tick(lambda: (f"took {self.usable} prompts", self.figures))
+
+    def _prompt(self, row: Mapping[str, Any]) -> Prompt:
         self.tally.rows += 1
-        split = split_of(candidate.conversation_id, self.splits)
-        if problem is not None:
-            self.tally.skip(candidate.where, problem)
+        split = split_of(row["conversation_id"], self.splits)
+        if row["problem"] is not None:
+            self.tally.skip(row["where"], Unusable(row["problem"], row["detail"], by_rule=row["by_rule"]))
         else:
             self.split_counts[split] += 1
-            self.prompt_tokens += len(rendered.prompt_ids)
-            self.longest_prompt_tokens = max(self.longest_prompt_tokens, len(rendered.prompt_ids))
+            self.prompt_tokens += len(row["prompt_ids"])
+            self.longest_prompt_tokens = max(self.longest_prompt_tokens, len(row["prompt_ids"]))
         return Prompt(
-            sample_id=sample_id(self.dataset, candidate.source_id, rendered.turn, content),
-            conversation_id=candidate.conversation_id,
-            turn=rendered.turn,
+            sample_id=sample_id(self.dataset, row["source_id"], row["turn"], row["content_hash"]),
+            conversation_id=row["conversation_id"],
+            turn=row["turn"],
             split=split,
-            prompt_ids=rendered.prompt_ids,
-            tools=json.dumps(candidate.tools, ensure_ascii=False) if candidate.tools else None,
-            admission_rank=candidate.rank,
-            skip_reason=problem.reason if problem else None,
+            prompt_ids=row["prompt_ids"],
+            tools=row["tools"],
+            admission_rank=row["rank"],
+            skip_reason=row["problem"],
         )
 
     def _is_new(self, content: str) -> bool:

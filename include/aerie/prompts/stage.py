@@ -1,24 +1,31 @@
 """Stages ``prepare`` (conversations become prompt ids) and ``import`` (tokenised rows are checked and taken over)."""
 
 import hashlib
-from collections.abc import Iterator
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
-from aerie.artefacts.files import fingerprint_of
+from aerie.artefacts.files import fingerprint_of, write_json
 from aerie.artefacts.imported import write_imported
 from aerie.artefacts.layout import DatasetFiles
 from aerie.artefacts.manifest import InputFile, answered_by, describe_input, describe_output, write_manifest
-from aerie.artefacts.prompts import write_prompts
+from aerie.artefacts.prompt_hashes import PromptHashWriter, prompt_hash_writer
+from aerie.artefacts.prompts import Prompt, write_prompts
 from aerie.artefacts.verifier_tokens import write_verifier_tokens
 from aerie.errors import BadInput
-from aerie.prompts.candidates import open_candidates
+from aerie.prompts.candidates import PART_CANDIDATES, Candidates, new_candidates
 from aerie.prompts.checkpoint import Verifier, load_verifier
 from aerie.prompts.importing import Importer
-from aerie.prompts.preparing import Renderer, collect
-from aerie.prompts.rendering import probe
+from aerie.prompts.parts import Work, iterate_parts, write_parts
+from aerie.prompts.preparing import Selection, collect
+from aerie.prompts.rendering import Fit, Renderer
 from aerie.prompts.sidecar import read_sidecar, sidecar_path
 from aerie.prompts.tally import Progress, Tally
-from aerie.settings.pipeline import DatasetSettings, SourceSettings
+from aerie.settings.pipeline import DatasetSettings, SourceSettings, VerifierSettings
 from aerie.sources.readers import TOKENISED, reader_of
 from aerie.sources.rows import iterate_source, source_files
 from aerie.stages import Events, StageRequest, StageResult
@@ -26,14 +33,18 @@ from aerie.stages import Events, StageRequest, StageResult
 # Raised when these stages make something else of the same input, so that an older manifest no longer answers.
 VERSION = 2
 
+WORK_FOLDER = ".prepare"
+
 Row = TypeVar("Row")
 
 
 def prepare(request: StageRequest, events: Events) -> StageResult:
-    """Write ``prompts.parquet`` and ``verifier.json`` of a generated data set.
+    """Write ``prompts.parquet``, ``prompt_hashes.parquet`` and ``verifier.json`` of a generated data set.
 
     Prompts are rendered by the verifier's own chat template and lie in the order of ``admission_rank``; those that
-    cannot be generated (too long, rejected by the template) are there with a ``skip_reason``.
+    cannot be generated (too long, rejected by the template) or may not (contaminated) are there with a
+    ``skip_reason``. A run that was interrupted goes on where it was: the candidates and the parts that were rendered
+    stay in a folder of their own until the manifest is written.
 
     Raises:
         BadInput: the settings, the checkpoint or the source are wrong, or too much of the source cannot be used.
@@ -43,46 +54,44 @@ def prepare(request: StageRequest, events: Events) -> StageResult:
     source, settings = dataset.source, request.settings
     reader = reader_of(source)
     verifier = load_verifier(settings.verifier)
-    maximum_tokens = settings.serving.context_length - dataset.minimum_new_tokens
+    fit = Fit(settings.serving.context_length - dataset.minimum_new_tokens, source.turns, settings.seed)
     fingerprint = fingerprint_of(
-        {
-            **_origin(request, source),
-            "seed": settings.seed,
-            "maximum_prompt_tokens": maximum_tokens,
-            "verifier": _rendering_identity(verifier),
-        }
+        {**_origin(request, source), "fit": vars(fit), "verifier": _rendering_identity(verifier, settings.verifier)}
     )
-    inputs = source_inputs(source)
+    inputs = [*source_inputs(source), *map(_named_prompts, settings.decontaminate)]
     files = request.files.dataset(str(request.dataset))
     if reused := _answered(request, events, "prepare", files, fingerprint, inputs):
         return reused
-    if maximum_tokens < 1:
+    if fit.maximum_tokens < 1:
         raise BadInput(
             f"context_length {settings.serving.context_length} leaves no room for a prompt beside minimum_new_tokens "
             f"{dataset.minimum_new_tokens}"
         )
-    probe(verifier)
+    renderer = Renderer(verifier, settings.verifier.prompt_date)
     progress = Progress(events)
-    with open_candidates(files.folder / ".candidates.sqlite") as candidates:
-        read = collect(iterate_source(source), reader, candidates, seed=settings.seed, progress=progress)
-        events.progress(f"{request.dataset}: read {read.rows} rows: {candidates.added} prompts; {read.describe()}")
-        read.check(_name_of(source), source.max_skipped_share)
-        if not candidates.added:
-            raise BadInput(f"{_name_of(source)}: no prompt in {read.rows} rows; set aside: {dict(read.set_aside)}")
-        renderer = Renderer(
-            verifier=verifier,
-            dataset=str(request.dataset),
-            seed=settings.seed,
-            splits=settings.splits,
-            maximum_tokens=maximum_tokens,
-            progress=progress,
-        )
-        written = write_prompts(files.prompts, _checked(renderer.prompts(candidates), renderer.tally, source))
+    folder = begun_work(files.folder / WORK_FOLDER, [fingerprint, *(described.sha256 for described in inputs)])
+    work = Work(folder / "candidates.sqlite", folder, settings.verifier, settings.decontaminate, fit)
+    read, count = _collected(
+        work,
+        lambda candidates: collect(
+            iterate_source(source), reader, candidates, turns=source.turns, seed=settings.seed, progress=progress
+        ),
+    )
+    events.progress(f"{request.dataset}: read {read.rows} rows: {count} prompts; {read.describe()}")
+    read.check(_name_of(source), source.max_skipped_share)
+    if not count:
+        raise BadInput(f"{_name_of(source)}: no prompt in {read.rows} rows; set aside: {dict(read.set_aside)}")
+    for done in write_parts(work, renderer, count, workers=processors()):
+        progress.tick(partial(_rendered, done, count))
+    selection = Selection(str(request.dataset), settings.splits, progress)
+    with prompt_hash_writer(files.prompt_hashes) as hashes:
+        taken = _recorded(selection.prompts(iterate_parts(work, count)), hashes)
+        written = write_prompts(files.prompts, _checked(taken, selection.tally, source))
     write_verifier_tokens(files.verifier_tokens, verifier.tokens)
     events.progress(
-        f"{request.dataset}: {renderer.usable} prompts, {renderer.prompt_tokens} tokens, "
-        f"{renderer.duplicates} duplicates; {renderer.tally.describe()}",
-        **renderer.figures,
+        f"{request.dataset}: {selection.usable} prompts, {selection.prompt_tokens} tokens, "
+        f"{selection.duplicates} duplicates; {selection.tally.describe()}",
+        **selection.figures,
     )
     manifest = write_manifest(
         files.manifest("prepare"),
@@ -91,20 +100,68 @@ def prepare(request: StageRequest, events: Events) -> StageResult:
         dataset=request.dataset,
         fingerprint=fingerprint,
         inputs=inputs,
-        outputs=[describe_output(files.prompts, written), describe_output(files.verifier_tokens)],
+        outputs=[
+            describe_output(files.prompts, written),
+            describe_output(files.prompt_hashes, written),
+            describe_output(files.verifier_tokens),
+        ],
         counts={
             "rows": read.rows,
-            "prompts": renderer.usable,
-            "prompts_by_split": dict(renderer.split_counts),
-            "prompt_tokens": renderer.prompt_tokens,
-            "longest_prompt_tokens": renderer.longest_prompt_tokens,
-            "skipped": dict((read.skipped + renderer.tally.skipped).most_common()),
-            "skipped_examples": read.examples | renderer.tally.examples,
-            "set_aside": dict(read.set_aside) | {"duplicate": renderer.duplicates},
+            "prompts": selection.usable,
+            "prompts_by_split": dict(selection.split_counts),
+            "prompt_tokens": selection.prompt_tokens,
+            "longest_prompt_tokens": selection.longest_prompt_tokens,
+            "skipped": dict((read.skipped + selection.tally.skipped).most_common()),
+            "skipped_examples": read.examples | selection.tally.examples,
+            "set_aside": dict(read.set_aside + selection.tally.set_aside) | {"duplicate": selection.duplicates},
             "repairs": dict(read.repairs.most_common()),
         },
     )
+    shutil.rmtree(folder)
     return StageResult(stage="prepare", reused=False, manifest=manifest)
+
+
+def begun_work(folder: Path, identity: list[str]) -> Path:
+    """The folder of unfinished work: as an interrupted run of the same ``identity`` left it, else empty."""
+    mark = folder / "work.json"
+    if not mark.is_file() or json.loads(mark.read_bytes()) != identity:
+        shutil.rmtree(folder, ignore_errors=True)
+        write_json(mark, identity)
+    return folder
+
+
+def _rendered(parts: int, count: int) -> tuple[str, dict[str, Any]]:
+    rendered = min(parts * PART_CANDIDATES, count)
+    return f"rendered {rendered} of {count} prompts", {"prompts": rendered}
+
+
+def _collected(work: Work, collect_into: Callable[[Candidates], Tally]) -> tuple[Tally, int]:
+    """What was read of the source, and how many candidates there are; read again only if that was not finished."""
+    path = work.folder / "collected.json"
+    if not path.is_file():
+        with new_candidates(work.candidates) as candidates:
+            tally = collect_into(candidates)
+        write_json(path, {"tally": tally.as_document(), "candidates": candidates.added})
+    document = json.loads(path.read_bytes())
+    return Tally.of(document["tally"]), document["candidates"]
+
+
+def _recorded(prompts: Iterator[tuple[Prompt, str]], hashes: PromptHashWriter) -> Iterator[Prompt]:
+    """The prompts, each of them also written to the file of hashes."""
+    for prompt, content in prompts:
+        hashes.add(prompt.sample_id, prompt.split, content)
+        yield prompt
+
+
+def _named_prompts(path: Path) -> InputFile:
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file (of 'decontaminate')")
+    return describe_input(path)
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def import_tokenised(request: StageRequest, events: Events) -> StageResult:
@@ -222,8 +279,9 @@ def _origin(request: StageRequest, source: SourceSettings) -> dict[str, Any]:
     }
 
 
-def _rendering_identity(verifier: Verifier) -> dict[str, Any]:
+def _rendering_identity(verifier: Verifier, settings: VerifierSettings) -> dict[str, Any]:
     return {
+        "prompt_date": str(settings.prompt_date),
         "model_type": verifier.tokens.model_type,
         "tokenizer_sha256": verifier.tokens.tokenizer_sha256,
         "token_ids": dict(verifier.tokens.token_ids),

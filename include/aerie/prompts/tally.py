@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aerie.errors import BadInput
@@ -22,6 +22,19 @@ class Tally:
         self.set_aside: Counter[str] = Counter()
         self.repairs: Counter[str] = Counter()
         self.examples: dict[str, list[str]] = {}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "Tally":
+        """The tally that ``as_document`` gave."""
+        tally = cls()
+        tally.rows, tally.examples = document["rows"], document["examples"]
+        for counter in ("skipped", "set_aside", "repairs"):
+            getattr(tally, counter).update(document[counter])
+        return tally
+
+    def as_document(self) -> dict[str, Any]:
+        """All of it, to be kept as JSON."""
+        return dict(vars(self))
 
     def skip(self, where: str, problem: Unusable) -> None:
         """Count one row that cannot be used, or that a rule sets aside."""

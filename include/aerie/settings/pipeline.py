@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -70,7 +71,10 @@ Scalar = str | bool | int | float
 
 
 class VerifierSettings(Frozen):
-    """The large model: a local checkpoint folder, at a revision, with the profile of its family."""
+    """The large model: a local checkpoint folder, at a revision, with the profile of its family.
+
+    ``prompt_date`` is the day that a chat template which writes today's date into prompts takes for today.
+    """
 
     path: FilePath
     revision: str | None = None
@@ -78,6 +82,7 @@ class VerifierSettings(Frozen):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     thinking: bool = True
     trust_remote_code: bool = False
+    prompt_date: date | None = None
 
     def load_profile(self) -> Profile:
         """Profile of the verifier's family."""
