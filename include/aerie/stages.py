@@ -5,9 +5,11 @@ result are JSON documents; events are JSON lines that the caller forwards to log
 Exit codes: 0 done, 1 failed for good, 2 bad input, 75 worth retrying (``aerie.errors``).
 """
 
+import errno
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from aerie.artefacts.files import write_text
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import Manifest
-from aerie.errors import AerieError, BadInput
+from aerie.errors import AerieError, BadInput, Retryable
 from aerie.settings.pipeline import DatasetSettings, PipelineSettings
 
 Environment = Literal["airflow", "serve", "model"]
@@ -143,11 +145,15 @@ STAGES: Mapping[str, Stage] = {
 }
 
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def run_stage(name: str, *, request: Path, result: Path, events: Path) -> StageResult:
     """Run stage ``name`` on a request file, write its result file atomically, and return the result.
 
     Raises:
         BadInput: no such stage, or the request does not have the request's schema.
+        Retryable: the disk is full.
         AerieError: whatever the stage raises.
     """
     if name not in STAGES:
@@ -159,8 +165,14 @@ def run_stage(name: str, *, request: Path, result: Path, events: Path) -> StageR
     reports = Events(events)
     try:
         answer = STAGES[name].load()(asked, reports)
+        write_text(result, answer.model_dump_json(indent=2, by_alias=True) + "\n")
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        full = f"{error.filename or asked.data_root}: {error.strerror}; make room and run stage {name} again"
+        raise Retryable(full) from error
     except AerieError as error:
-        reports.error(str(error))
+        with suppress(OSError):  # where the disk is full, the exit code and the process's output still tell
+            reports.error(str(error))
         raise
-    write_text(result, answer.model_dump_json(indent=2, by_alias=True) + "\n")
     return answer

@@ -1,7 +1,8 @@
 """A TCP proxy that does to a connection what networks do: cut it, delay it, reset it, lose its end, change its bytes.
 
-It runs in a thread of its own. What it does is decided for each connection by ``fault``, which is given the
-connection's number, from 0, and may be changed at any time; ``swallow`` takes every byte and answers none.
+It runs in a thread of its own. What it does next on a connection is decided by ``fault``, which is given how often it
+was asked before: when a connection begins, and after each fault that does not end it. ``swallow`` takes every byte and
+passes none on.
 """
 
 import asyncio
@@ -9,7 +10,9 @@ import random
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,10 +22,10 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER of zero seconds: closing sends a re
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to the server's ``at``-th byte on a connection (to the client's, where ``upstream``).
+    """What happens ``at`` bytes from now to what the server sends (to what the client sends, where ``upstream``).
 
     ``cut`` closes both sides there in order, ``reset`` with a reset; ``delay`` waits ``seconds`` there; ``corrupt``
-    replaces that byte by ``byte``, and everything after it goes through as it is.
+    replaces that byte by ``byte``.
     """
 
     kind: Literal["cut", "reset", "delay", "corrupt"]
@@ -33,14 +36,14 @@ class Fault:
 
 
 class Proxy:
-    """Proxy before a server on ``port`` of this machine. ``connections`` counts those accepted."""
+    """Proxy before a server on ``port`` of this machine. ``done`` counts the faults that were reached, by kind."""
 
     def __init__(self, port: int, fault: Callable[[int], Fault | None] = lambda number: None) -> None:
         self._target = port
         self.fault = fault
         self.swallow = False
-        self.connections = 0
-        self.done = 0  # faults that were reached
+        self.asked = 0
+        self.done: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -71,47 +74,56 @@ class Proxy:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        fault = self.fault(self.connections)
-        self.connections += 1
         try:
             server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
-            return self._end(writer, reset=True)
-        up = fault if fault and fault.upstream else None
-        down = fault if fault and not fault.upstream else None
+            self._end(writer, reset=True)
+            return
+        fault = self._next_fault()
+        up, down = (fault, None) if fault and fault.upstream else (None, fault)
         pumps = [
             asyncio.create_task(self._pump(reader, server_writer, up)),
             asyncio.create_task(self._pump(server_reader, writer, down)),
         ]
         try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            reset = any(pump.result() for pump in done)
         finally:
-            reset = bool(fault and fault.kind == "reset")
             for pump in pumps:
                 pump.cancel()
-            self._end(server_writer, reset=reset)
-            self._end(writer, reset=reset)
+        self._end(server_writer, reset=reset)
+        self._end(writer, reset=reset)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Fault | None) -> None:
-        """Pass bytes on until the connection ends or a fault ends it."""
-        passed = 0
+    def _next_fault(self) -> Fault | None:
+        self.asked += 1
+        return self.fault(self.asked - 1)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Fault | None) -> bool:
+        """Pass bytes on until the connection or a fault ends it; returns whether it is to be reset."""
+        left = fault.at if fault else 0
         while data := await self._read(reader):
             if self.swallow:
                 continue
-            inside = fault is not None and passed <= fault.at < passed + len(data)
-            if fault is not None and inside:
-                self.done += 1
-                before, data = data[: fault.at - passed], data[fault.at - passed :]
-                writer.write(before)
-                await writer.drain()
-                passed += len(before)
+            while fault is not None and left < len(data):
+                self.done[fault.kind] += 1
+                await self._write(writer, data[:left])
+                data = data[left:]
                 if fault.kind in ("cut", "reset"):
-                    return
+                    return fault.kind == "reset"
                 if fault.kind == "delay":
                     await asyncio.sleep(fault.seconds)
                 else:
                     data = fault.byte + data[1:]
-            passed += len(data)
+                    await self._write(writer, data[:1])
+                    data = data[1:]
+                fault = self._next_fault()
+                left = fault.at if fault else 0
+            left -= len(data)
+            await self._write(writer, data)
+        return False
+
+    async def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        with suppress(ConnectionError):
             writer.write(data)
             await writer.drain()
 
@@ -129,13 +141,11 @@ class Proxy:
             writer.close()
 
 
-def random_fault(number: int, *, seed: int, share: float, longest: int) -> Fault | None:
-    """The fault of a connection, the same for the same seed: none for most, anywhere in the first ``longest`` bytes."""
+def random_fault(number: int, *, seed: int, longest: int) -> Fault:
+    """A fault within the next ``longest`` bytes, the same for the same seed and number."""
     dice = random.Random(seed * 1_000_003 + number)
-    if dice.random() >= share:
-        return None
     kind: Literal["cut", "reset", "delay", "corrupt"] = dice.choice(["cut", "reset", "delay", "corrupt", "corrupt"])
     return Fault(
-        kind, at=dice.randrange(longest), seconds=dice.random() * 0.2, byte=bytes([dice.randrange(256)]),
+        kind, at=dice.randrange(longest), seconds=dice.random() * 0.05, byte=bytes([dice.randrange(256)]),
         upstream=dice.random() < 0.2,
     )  # fmt: skip

@@ -345,10 +345,10 @@ stage.generate(world.request(), Events(world.root / "events.jsonl"))
 """
 
 
-def start_generator(world) -> subprocess.Popen[bytes]:
+def start_generator(world, **options) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", GENERATE, world.root, world.database_url, world.server.url],
-        env={**os.environ, "PYTHONPATH": f"include{os.pathsep}."}, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"include{os.pathsep}."}, stderr=subprocess.PIPE, **options,
     )  # fmt: skip
 
 
