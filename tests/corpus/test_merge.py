@@ -10,9 +10,11 @@ from speculators.train.data import ArrowDataset
 from speculators.train.vocab_mapping import save_token_frequency_distribution
 
 from aerie.artefacts.corpus import iterate_rows, train_data_ratio
+from aerie.artefacts.prompt_hashes import prompt_hash_writer
 from aerie.corpus import merge as merging
 from aerie.corpus.stage import merge, read_corpus
 from aerie.errors import Failed
+from aerie.prompts.identity import content_hash
 from aerie.stages import StageResult
 
 from .conftest import VERIFIER, VOCABULARY_SIZE, Edition, sample
@@ -204,3 +206,47 @@ def test_a_corpus_that_changed_after_the_merge_is_refused_by_whoever_reads_it(tw
 def test_the_split_ratio_gives_back_every_possible_boundary(rows):
     for train_rows in {1, rows // 3 or 1, rows // 2 or 1, max(1, rows - 1), rows}:
         assert int(rows * train_data_ratio(train_rows, rows)) == train_rows
+
+
+def prompts_of(edition: Edition, dataset: str, prompts: dict[str, tuple[str, str]]) -> None:
+    """Write the hashes of a data set's prompts as ``prepare`` does: split and what is asked, by sample id."""
+    with prompt_hash_writer(edition.request().files.dataset(dataset).prompt_hashes) as hashes:
+        for sample_id, (split, asked) in prompts.items():
+            hashes.add(sample_id, split, content_hash([asked]))
+
+
+@pytest.mark.parametrize("datasets", [("B1_glaive", "B2_opencodeinstruct"), ("B2_opencodeinstruct", "B1_glaive")])
+def test_a_prompt_that_two_data_sets_ask_is_trained_once_and_never_where_another_holds_it_out(edition, datasets):
+    """Two answers to one prompt differ in their tokens: only what ``prepare`` knew of the prompts tells."""
+    edition.validated("B1_glaive", [sample(name, [1, i], [3]) for i, name in enumerate("abc")])
+    edition.validated(
+        "B2_opencodeinstruct",
+        [sample(f"{name}2", [2, i], [4, 5]) for i, name in enumerate("abcd")]
+        + [sample("v2", [9], [9], split="validation")],
+    )
+    prompts_of(
+        edition,
+        "B1_glaive",
+        {"a": ("train", "one"), "b": ("train", "two"), "c": ("train", "six"), "x": ("benchmark", "three")},
+    )
+    prompts_of(
+        edition,
+        "B2_opencodeinstruct",
+        {
+            "a2": ("train", "one"),
+            "b2": ("train", "  two\n"),
+            "c2": ("train", "three"),
+            "d2": ("train", "four"),
+            "v2": ("validation", "six"),
+        },
+    )
+
+    result = run(edition, datasets=datasets)
+
+    assert sorted(sample_ids(edition)) == ["a", "b", "d2", "v2"]
+    dropped = result.manifest.counts["dropped"]
+    assert (dropped["duplicate"], dropped["copy_of_held_out"]) == (2, 2)
+    assert run(edition, datasets=datasets).reused
+    prompts_of(edition, "B2_opencodeinstruct", {"a2": ("train", "now another")})
+    assert not run(edition, datasets=datasets).reused
+    assert "a2" in sample_ids(edition)

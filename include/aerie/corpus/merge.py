@@ -3,6 +3,9 @@
 Every row gets an order key, the hash of seed and sample id: the permutation depends on nothing else, not on the order
 of files, the number of shards or an interruption. Rows are spilled into partitions by key, then each partition is
 sorted and becomes one shard, so that memory holds one partition and a few numbers a row.
+
+Equal prompts of different data sets are found here, not before generation: data sets are prepared and generated at
+different times, also in different runs, and only when all are there does it depend on nothing else which one stays.
 """
 
 import hashlib
@@ -18,7 +21,8 @@ import pyarrow as pa
 
 from aerie.artefacts.corpus import CORPUS_SCHEMA, CorpusWriter, Int64Array
 from aerie.artefacts.samples import count_tokens, iterate_sample_batches
-from aerie.corpus.rows import SPLITS, Origin, check_rows, split_codes
+from aerie.corpus.equal_prompts import PromptHashes
+from aerie.corpus.rows import SPLITS, Origin, check_rows, order_keys, split_codes
 from aerie.errors import Failed
 
 TRAIN, VALIDATION, BENCHMARK = (SPLITS.index(name) for name in ("train", "validation", "benchmark"))
@@ -30,10 +34,11 @@ TOO_LONG, DUPLICATE, HELD_OUT, COPY_OF_HELD_OUT = "too_long", "duplicate", "held
 
 @dataclass(frozen=True)
 class Source:
-    """Samples of one validated data set."""
+    """Samples of one validated data set, and the hashes of its prompts, if it was prepared from text."""
 
     dataset: str
     samples: Path
+    prompt_hashes: Path
 
 
 @dataclass
@@ -79,12 +84,17 @@ class Merged:
 
 @dataclass
 class RowTable:
-    """A few numbers a row, for deduplication: one array a batch until ``joined``."""
+    """A few numbers a row, for deduplication: one array a batch until ``joined``.
+
+    Two rows are the same if they answer the same prompt, which only rows of different data sets can, since ``prepare``
+    takes a prompt once; rows that arrive tokenised, if their ids and masks are.
+    """
 
     keys: list[npt.NDArray[np.uint64]] = field(default_factory=lambda: [np.empty(0, np.uint64)])
     contents: list[npt.NDArray[np.uint64]] = field(default_factory=lambda: [np.empty((0, 2), np.uint64)])
     splits: list[npt.NDArray[np.int8]] = field(default_factory=lambda: [np.empty(0, np.int8)])
     datasets: list[npt.NDArray[np.int16]] = field(default_factory=lambda: [np.empty(0, np.int16)])
+    held_out: list[npt.NDArray[np.uint64]] = field(default_factory=lambda: [np.empty((0, 2), np.uint64)])
 
     def add(
         self,
@@ -93,7 +103,7 @@ class RowTable:
         splits: npt.NDArray[np.int8],
         dataset: int,
     ) -> None:
-        """Add rows of the data set with this number: order keys [n], content hashes [n, 2], splits [n]."""
+        """Add rows of the data set with this number: order keys [n], hashes of content [n, 2], splits [n]."""
         self.keys.append(keys)
         self.contents.append(contents)
         self.splits.append(splits)
@@ -103,9 +113,13 @@ class RowTable:
         """Order keys of the rows to drop, and which of them are copies of a held-out row.
 
         Of rows with the same content the one in the most precious split stays, then that of the first data set.
+        Prompts that are ``held_out``, for which there are no rows, come before all.
         """
-        keys, contents = np.concatenate(self.keys), np.concatenate(self.contents)
-        splits, datasets = np.concatenate(self.splits), np.concatenate(self.datasets)
+        held_out = np.concatenate(self.held_out)
+        keys = np.concatenate([np.zeros(len(held_out), np.uint64), *self.keys])
+        contents = np.concatenate([held_out, *self.contents])
+        splits = np.concatenate([np.full(len(held_out), BENCHMARK, np.int8), *self.splits])
+        datasets = np.concatenate([np.full(len(held_out), -1, np.int16), *self.datasets])
         order = np.lexsort((keys, datasets, splits, contents[:, 1], contents[:, 0]))
         repeats = np.zeros(len(order), bool)
         repeats[1:] = (contents[order][1:] == contents[order][:-1]).all(axis=1)
@@ -129,12 +143,6 @@ class RowTable:
                 f"{len(same)} sample ids occur twice, first in {first.samples} and {second.samples}: a sample id must "
                 "name one prompt of one data set; validate both again"
             )
-
-
-def order_keys(sample_ids: Sequence[str], seed: int) -> npt.NDArray[np.uint64]:
-    """Position of each row in the global shuffle, as a hash of seed and sample id: uint64 [n]."""
-    digests = b"".join(hashlib.sha256(f"{seed}:{sample_id}".encode()).digest()[:8] for sample_id in sample_ids)
-    return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
 
 
 class Partitions:
@@ -259,13 +267,15 @@ class Merge:
     def _read(self, number: int, source: Source) -> None:
         split_of: dict[str, int] = {}
         first_row = 0
+        prompts = PromptHashes.read(source.prompt_hashes, self._rules.seed)
+        self._table.held_out.append(prompts.hashes[prompts.held_out])
         for batch in iterate_sample_batches(source.samples):
             origin = Origin(source.samples, source.dataset, first_row)
-            self._take_in(batch, origin, number)
+            self._take_in(batch, origin, number, prompts)
             self._check_conversations(batch, split_of, origin)
             first_row += batch.num_rows
 
-    def _take_in(self, batch: pa.RecordBatch, origin: Origin, number: int) -> None:
+    def _take_in(self, batch: pa.RecordBatch, origin: Origin, number: int, prompts: PromptHashes) -> None:
         rows = check_rows(batch, origin, vocabulary_size=self._rules.vocabulary_size)
         origin.refuse(
             batch, np.array(batch.column("dataset").to_pylist()) != origin.dataset, "the row names another data set"
@@ -276,7 +286,8 @@ class Merge:
         self._dropped[TOO_LONG] += int((too_long & ~held_out).sum())
         keys = order_keys(batch.column("sample_id").to_pylist(), self._rules.seed)
         contents = rows.content_hashes()
-        self._table.add(keys[~too_long], contents[~too_long], splits[~too_long], number)
+        asked = prompts.of(keys, otherwise=contents)
+        self._table.add(keys[~too_long], asked[~too_long], splits[~too_long], number)
         kept = np.flatnonzero(~(too_long | held_out))
         derived = {
             "seq_len": rows.lengths.astype(np.int32),

@@ -1,6 +1,7 @@
 """Checks on a batch of samples before they are merged: a row that is wrong is refused with its file and number."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,12 @@ SPLITS = ("benchmark", "validation", "train")
 """In order of precedence: what is held out is never trained on."""
 
 CONTENT_HASH_BYTES = 16
+
+
+def order_keys(sample_ids: Sequence[str], seed: int) -> npt.NDArray[np.uint64]:
+    """Position of each row in the global shuffle, as a hash of seed and sample id: uint64 [n]."""
+    digests = b"".join(hashlib.sha256(f"{seed}:{sample_id}".encode()).digest()[:8] for sample_id in sample_ids)
+    return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from aerie.corpus.vocabulary import choose, forced_tokens, measure_coverage, req
 from aerie.errors import Failed
 from aerie.stages import Events, StageRequest, StageResult
 
-MERGE_VERSION = 1
+MERGE_VERSION = 2
 """Raised when the same samples would become another corpus."""
 
 
@@ -41,6 +41,7 @@ def merge(request: StageRequest, events: Events) -> StageResult:
     sources = validated_sources(request)
     verifier = shared_verifier(files, sources)
     inputs = [_unchanged_samples(files, source) for source in sources]
+    inputs += [describe_input(source.prompt_hashes) for source in sources if source.prompt_hashes.is_file()]
     rules = Rules(
         seed=request.settings.seed,
         maximum_length=request.settings.corpus.maximum_length,
@@ -95,7 +96,7 @@ def validated_sources(request: StageRequest) -> list[Source]:
         )
     if not validated:
         raise Failed(f"edition {request.edition}: no data set has been validated, there is nothing to merge")
-    return [Source(dataset=key, samples=files.dataset(key).samples) for key in validated]
+    return [Source(key, files.dataset(key).samples, files.dataset(key).prompt_hashes) for key in validated]
 
 
 def shared_verifier(files: EditionFiles, sources: list[Source]) -> VerifierTokens:

@@ -1,0 +1,51 @@
+"""Equal prompts across data sets, by the hashes that ``prepare`` made of their normalised content."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from aerie.artefacts.prompt_hashes import iterate_prompt_hash_batches
+from aerie.corpus.rows import order_keys
+
+Uint64Array = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class PromptHashes:
+    """The prompts of one data set: order keys uint64 [n], sorted, hashes uint64 [n, 2], which are held out bool [n]."""
+
+    keys: Uint64Array
+    hashes: Uint64Array
+    held_out: npt.NDArray[np.bool_]
+
+    @classmethod
+    def read(cls, path: Path, seed: int) -> Self:
+        """Read the file that ``prepare`` wrote; none, where there is no such file."""
+        batches = list(_arrays(path, seed)) if path.is_file() else []
+        empty = (np.empty(0, np.uint64), np.empty((0, 2), np.uint64), np.empty(0, bool))
+        keys, hashes, held_out = (np.concatenate(arrays) for arrays in zip(empty, *batches, strict=True))
+        order = np.argsort(keys, kind="stable")
+        return cls(keys[order], hashes[order], held_out[order])
+
+    def of(self, keys: Uint64Array, otherwise: Uint64Array) -> Uint64Array:
+        """Hashes of the prompts of rows with these order keys; ``otherwise`` [n, 2] of rows without a known prompt."""
+        if not len(self.keys):
+            return otherwise
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        known = self.keys[places] == keys
+        return np.where(known[:, None], self.hashes[places], otherwise)
+
+
+def _arrays(path: Path, seed: int) -> Iterator[tuple[Uint64Array, Uint64Array, npt.NDArray[np.bool_]]]:
+    for batch in iterate_prompt_hash_batches(path):
+        keys = order_keys(batch.column("sample_id").to_pylist(), seed)
+        yield keys, _hashes(batch.column("prompt_hash")), np.array(batch.column("split").to_pylist()) == "benchmark"
+
+
+def _hashes(column: pa.Array) -> Uint64Array:
+    return np.frombuffer(b"".join(column.to_pylist()), dtype="<u8").reshape(-1, 2)
