@@ -63,7 +63,7 @@ class Selection:
 
 def counts_table(samples: Samples) -> Table:
     """How many samples of each data set have each reason; one with two reasons is counted under both."""
-    table = Table(title=f"{_total(samples):,} samples", title_justify="left")
+    table = Table(title=_total(samples), title_justify="left")
     for name in ("data set", "state", "reason"):
         table.add_column(name, overflow="fold")
     for name in ("samples", "response tokens"):
@@ -81,7 +81,7 @@ def counts_table(samples: Samples) -> Table:
 
 def rows_table(samples: Samples) -> Table:
     """One line a sample."""
-    table = Table(title=f"{_total(samples):,} samples", title_justify="left")
+    table = Table(title=_total(samples), title_justify="left")
     for name in ("data set", "sample", "state", "reasons and flags"):
         table.add_column(name, overflow="fold")
     for name in ("attempts", "response tokens", "of reasoning"):
@@ -95,8 +95,9 @@ def rows_table(samples: Samples) -> Table:
     return table
 
 
-def _total(samples: Samples) -> int:
-    return sum(len(rows) for rows in samples.values())
+def _total(samples: Samples) -> str:
+    total = sum(len(rows) for rows in samples.values())
+    return "1 sample" if total == 1 else f"{total:,} samples"
 
 
 def regenerate(url: str, data_root: Path, selection: Selection, dataset: str) -> list[str]:

@@ -138,8 +138,8 @@ def regenerate(
     for key in found:
         done = ask_again(_store_url(), data_root(), selection, key)
         typer.echo(
-            f"{edition}/{key}: {len(done):,} samples are pending; generate the data set again (a run of this edition), "
-            "and they are sent anew"
+            f"{edition}/{key}: pending again: {len(done):,}. Generate the data set again (a run of this edition), and "
+            "they are sent anew"
         )
 
 

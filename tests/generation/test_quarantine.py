@@ -72,7 +72,7 @@ def test_quarantined_samples_are_counted_by_reason_and_listed(world, run):
 def test_regenerated_samples_are_sent_anew_whatever_the_budget_has_and_both_versions_stay(world, run):
     looped(world, budget_tokens=2000)
     assert world.run(budget_tokens=2000).reused
-    assert "2 samples are pending" in run("regenerate", "--reason", "loop", "--yes")
+    assert "pending again: 2" in run("regenerate", "--reason", "loop", "--yes")
     assert {name for name, row in world.ledger().items() if row.state == "quarantined"} == set()
     asked = world.server.seen.copy()
     counts = manifest_of(world.run(budget_tokens=2000)).counts

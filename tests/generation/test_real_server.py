@@ -1,5 +1,6 @@
 """Generation against real SGLang with the demo's verifier: killed twice, and nothing lost or repeated."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aerie.artefacts.previews import iterate_previews
 from aerie.artefacts.response_log import iterate_responses
 from aerie.generation.stage import generate
 from aerie.serving import client as serving
@@ -66,6 +68,12 @@ def test_a_generator_killed_against_real_sglang_goes_on_without_loss_or_repetiti
     assert result.manifest is not None
     counts = result.manifest.counts
     assert counts["stopped_by"] == "budget" and counts["response_tokens"] >= request.dataset_settings.budget_tokens
+    shown = list(iterate_previews(files.canary_previews))
+    assert len(shown) == 3 and all(
+        ("boundary", "</think>") in preview.spans for preview in shown if not preview.reasons
+    )
+    messages = [json.loads(line).get("message", "") for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert {"Sample 1 of 3", "Sample 2 of 3", "Sample 3 of 3"} <= {message.split(":")[0] for message in messages}
     rows = list(iterate_responses(files.responses))
     assert len({row.sample_id for row in rows}) == len(rows) == counts["generated"]
     with connected(os.environ["AERIE_DATABASE_URL"]) as connection:

@@ -209,10 +209,10 @@ class CanaryReport:
         """Why the data set must not be generated, and what to do about it."""
         failed = "; ".join(map(str, self.failures))
         return (
-            f"{failed}. Reasons: {common_reasons(self.judged)}. Read the decoded samples (in "
-            "this log, or ./aerie quarantine show SAMPLE) and mend the cause: template and profile in a new edition; "
-            "of a server that was at fault, ./aerie quarantine regenerate sends the samples again; where the "
-            "verifier is rightly so, change the limit named"
+            f"{failed}. Reasons: {common_reasons(self.judged)}. Read the decoded samples (in this log, or ./aerie "
+            "quarantine show SAMPLE). What affects tokens (template, sampling, max_new_tokens) is mended in a new "
+            "edition; where the server was at fault, ./aerie quarantine regenerate has these samples sent again; where "
+            "the verifier is rightly so, change the limit named"
         )
 
     def samples(self) -> list[LedgerRow]:

@@ -116,7 +116,8 @@ class CanarySettings(Frozen):
     refuses: a thinking model at the reference deployment lost none. Loops and missing reasoning are among them and have
     limits of their own, for a data set whose other rows are rightly odd. ``maximum_truncated_share``: with more than
     half of the responses cut, ``max_new_tokens`` is too small for the data. A short answer holds at most
-    ``short_answer_tokens`` besides its reasoning, closing tag and end token among them, and no tool call.
+    ``short_answer_tokens`` besides its reasoning, closing tag and end token among them, and no tool call: a verifier
+    that reasons answers even a sum in a few words.
     ``minimum_tool_share`` is the least share with a well-formed tool section, where the data set is about tools; many
     of their prompts are rightly answered without one.
     """
@@ -126,7 +127,7 @@ class CanarySettings(Frozen):
     maximum_truncated_share: Share = 0.5
     maximum_empty_reasoning_share: Share = 0.1
     maximum_loop_share: Share = 0.1
-    short_answer_tokens: PositiveInt = 8
+    short_answer_tokens: PositiveInt = 4
     maximum_short_answer_share: Share = 0.25
     minimum_tool_share: Share = 0.1
 
