@@ -1,5 +1,7 @@
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,44 @@ def test_no_heavy_library_is_imported_to_parse_the_dag():
         env={"PYTHONPATH": f"{PROJECT_ROOT}/include:{PROJECT_ROOT}/plugins", "AIRFLOW_HOME": "/nonexistent/airflow"},
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def bag_of(monkeypatch, configuration: Path):
+    from airflow.dag_processing.dagbag import DagBag
+
+    monkeypatch.setenv("AERIE_CONFIG", str(configuration))
+    return DagBag(str(PROJECT_ROOT / "dags"))
+
+
+def documented(language: str) -> str:
+    """A code block of docs/add-a-dataset.md."""
+    text = (PROJECT_ROOT / "docs" / "add-a-dataset.md").read_text(encoding="utf-8")
+    return re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)[1]
+
+
+def test_a_data_set_added_as_the_document_says_has_its_tasks_and_its_place_in_the_form(monkeypatch, tmp_path):
+    configuration = tmp_path / "config.yaml"
+    demo = (PROJECT_ROOT / "demo" / "config.yaml").read_text()
+    configuration.write_text(demo.replace("datasets:\n", f"datasets:\n{documented('yaml')}", 1))
+
+    bag = bag_of(monkeypatch, configuration)
+
+    assert bag.import_errors == {}
+    dag = bag.dags["eagle3_pipeline"]
+    assert {f"C1_mine.{step}" for step in ("prepare", "generate", "validate")} <= set(dag.task_ids)
+    assert "C1_mine.validate" in dag.get_task("merge").upstream_task_ids
+    assert "start_server_generate" in dag.get_task("C1_mine.generate").upstream_task_ids
+    form = dag.params.get_param("datasets")
+    assert form.schema["items"]["enum"] == form.value == [*DATASET_KEYS, "C1_mine"]
+
+
+def test_a_configuration_that_is_wrong_is_an_import_error_that_says_what(monkeypatch, tmp_path):
+    configuration = tmp_path / "config.yaml"
+    configuration.write_text("name: x\n")
+
+    (error,) = bag_of(monkeypatch, configuration).import_errors.values()
+
+    assert f"BadInput: {configuration}: " in error.splitlines()[-1]
 
 
 def place(parameters: RunParameters, stage: str, dataset: str | None = None, phase: str | None = None) -> str:
