@@ -11,6 +11,7 @@ from aerie.errors import AerieError
 from aerie.judging_commands import import_responses, show, validate
 from aerie.profile_commands import profiles
 from aerie.quarantine_commands import app as quarantine
+from aerie.sources_commands import sources
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 database = typer.Typer(no_args_is_help=True, help="Aerie's own database.")
@@ -19,6 +20,7 @@ app.add_typer(profiles, name="profile")
 for command in (validate, show, import_responses):
     app.command()(command)
 app.add_typer(quarantine, name="quarantine")
+app.add_typer(sources, name="sources")
 
 
 def say(message: str) -> None:
