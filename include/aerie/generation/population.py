@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from aerie.generation.budget import SUCCESSES, Counts, Limits, StopReason, decide
 from aerie.generation.canary import (
@@ -81,8 +82,9 @@ class Population:
 
     def pending(self) -> list[GenerationPrompt]:
         """Prompts that are still to be tried: the canary's, those asked for again, then in admission order."""
-        ordered = {prompt.sample_id: prompt for prompt in (*self.canary, *self._asked_again, *self.eligible)}
-        return [prompt for prompt in ordered.values() if self.rows[prompt.sample_id].state == "pending"]
+        ordered = chain(self.canary, self._asked_again, self.eligible)
+        waiting = (prompt for prompt in ordered if self.rows[prompt.sample_id].state == "pending")
+        return list({prompt.sample_id: prompt for prompt in waiting}.values())
 
     @cached_property
     def owed(self) -> frozenset[str]:

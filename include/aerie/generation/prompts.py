@@ -1,8 +1,8 @@
 """The prompts of a data set as generation needs them: compact, in admission order, with the cap of each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from aerie.artefacts.prompts import PromptTokens, iterate_prompt_tokens
 from aerie.artefacts.response_log import prompt_sha256
@@ -15,8 +15,7 @@ NO_ROOM = "no_room_for_response"
 CONTEXT_RESERVE_TOKENS = 2
 
 
-@dataclass(frozen=True)
-class GenerationPrompt:
+class GenerationPrompt(NamedTuple):
     """One prompt. ``prompt_ids`` are int32 [prompt_tokens]; one with a ``skip_reason`` is never generated."""
 
     sample_id: str

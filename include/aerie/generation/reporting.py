@@ -92,8 +92,8 @@ class Reporter:
 
 
 def _done(population: Population) -> int:
-    rows = population.rows
-    return sum(1 for prompt in population.eligible if rows[prompt.sample_id].state in (*JUDGED, "failed"))
+    rows, came_out = population.rows, {*JUDGED, "failed"}
+    return sum(1 for prompt in population.eligible if rows[prompt.sample_id].state in came_out)
 
 
 def _known(seconds: float) -> float | None:

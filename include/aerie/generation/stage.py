@@ -1,7 +1,9 @@
 """Stage ``generate``: responses for the prompts of one data set, up to its budget."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import gc
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,7 +185,8 @@ def _generate(job: Job, writer: DatasetWriter) -> tuple[Stop, dict[str, Any], Ma
     Returns why, the manifest's counts, and the rows of each file of the log.
     """
     with ResponseLog(job.files.responses) as log:
-        population = _reconciled(job, writer.connection, log)
+        with _without_collection():
+            population = _reconciled(job, writer.connection, log)
         reporter = Reporter(job.events, population, dataset=job.dataset)
         if population.pending() and (population.owed or decide(population.limits, population.counts).reached is None):
             stop = asyncio.run(_drive(job, writer, log, population, reporter))
@@ -239,6 +242,17 @@ def _reconciled(job: Job, connection: Connection, log: ResponseLog) -> Populatio
         f"{len(changed):,} ledger rows brought in line with the log"
     )
     return population
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Load what stays: the garbage collector would walk all of it again and again, now and while requests run."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _report_repair(job: Job, log: ResponseLog) -> None:

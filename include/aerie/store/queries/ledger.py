@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 from psycopg2.extras import execute_values
 from pydantic_core import to_json
@@ -103,10 +103,17 @@ def read_ledger(connection: Connection, *, edition: str, dataset: str) -> dict[s
             f"SELECT {_COLUMN_LIST} FROM samples WHERE edition = %s AND dataset = %s",  # noqa: S608
             (edition, dataset),
         )
-        return {
-            sample_id: LedgerRow(sample_id, state, attempts, tuple(reasons), tuple(flags), *others)
-            for sample_id, state, attempts, reasons, flags, *others in cursor
-        }
+        rows = (_make_row(values) for values in cursor)
+        return {row.sample_id: row for row in rows}
+
+
+def _make_row(values: Sequence[Any]) -> LedgerRow:
+    """A row of the ledger from its columns, without the ``__init__`` of a frozen class: a resume makes 100,000."""
+    row = object.__new__(LedgerRow)
+    found = vars(row)
+    found.update(zip(_COLUMNS, values, strict=True))
+    found["reasons"], found["flags"] = tuple(found["reasons"]), tuple(found["flags"])
+    return row
 
 
 def write_rows(connection: Connection, *, edition: str, dataset: str, rows: Iterable[LedgerRow]) -> None:
