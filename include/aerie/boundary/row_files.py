@@ -127,19 +127,7 @@ def _json_row(line: bytes | None, number: int, where: str) -> FileRow:
         return FileRow(number, where, {}, f"not JSON: {error}")
     if not isinstance(values, dict):
         return FileRow(number, where, {}, f"expected a JSON object, found {_kind(values)}")
-    # true and false count as integers in Python; where the line has neither, no id has to be asked.
-    if b"true" in line or b"false" in line:
-        values = {name: _without_booleans(value) for name, value in values.items()}
     return FileRow(number, where, values)
-
-
-@dataclass(frozen=True)
-class _NotIds:
-    """A list that holds true or false."""
-
-
-def _without_booleans(value: Any) -> Any:
-    return _NotIds() if isinstance(value, list) and any(type(item) is bool for item in value) else value
 
 
 # Parquet
@@ -165,7 +153,8 @@ def _column(column: Any) -> Sequence[Any]:
     kind = column.type
     listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not (listed and pa.types.is_integer(kind.value_type)) or column.flatten().null_count:
-        return [_without_booleans(value) for value in column.to_pylist()]
+        values: Sequence[Any] = column.to_pylist()
+        return values
     ids = column.values.to_numpy()
     offsets, valid = column.offsets.to_pylist(), column.is_valid().to_pylist()
     return [ids[start:stop] if there else None for start, stop, there in zip(offsets, offsets[1:], valid, strict=False)]
@@ -187,12 +176,21 @@ def token_ids(row: FileRow, name: str) -> TokenArray | list[int]:
     if not isinstance(ids, list):
         raise BadInput(f"{row.where}: expected {name} to be a list of integers, found {_kind(ids)}")
     try:
-        return np.frombuffer(array("q", ids), dtype=np.int64)
+        array_of_ids = np.frombuffer(array("q", ids), dtype=np.int64)
     except OverflowError:
-        return ids
+        array_of_ids = None
     except TypeError:
-        wrong = next(item for item in ids if type(item) is not int)
-        raise BadInput(f"{row.where}: expected {name} to be a list of integers, found {_kind(wrong)} in it") from None
+        raise _not_ids(row, name, ids) from None
+    # true and false count as 1 and 0 in Python: only those, and lists that are no array, have to be looked at.
+    suspects = ids if array_of_ids is None else [ids[at] for at in np.flatnonzero(array_of_ids >> 1 == 0).tolist()]
+    if {*map(type, suspects)} - {int}:
+        raise _not_ids(row, name, suspects)
+    return ids if array_of_ids is None else array_of_ids
+
+
+def _not_ids(row: FileRow, name: str, ids: Sequence[Any]) -> BadInput:
+    wrong = next(item for item in ids if type(item) is not int)
+    return BadInput(f"{row.where}: expected {name} to be a list of integers, found {_kind(wrong)} in it")
 
 
 def count(row: FileRow, name: str, *, least: int) -> int | None:
@@ -225,7 +223,6 @@ def plain(value: Any) -> Any:
 _KINDS: Mapping[type, str] = {
     type(None): "null",
     bool: "true or false",
-    _NotIds: "true or false in it",
     int: "a number",
     float: "a number with a fraction",
     str: "a string",
