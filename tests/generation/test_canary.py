@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from aerie.artefacts.previews import Preview, iterate_previews
 from aerie.errors import Failed
@@ -252,6 +253,14 @@ def test_the_canary_is_shown_once_and_a_failed_one_is_shown_too(world):
     world.run(budget_tokens=1500, canary={"prompts": 4, "maximum_truncated_share": 1})
     lines = [message for message in messages(world) if message.startswith(("canary", "Sample 1 "))]
     assert [line.split(":")[0] for line in lines] == ["canary did not pass", "Sample 1 of 3"]
+
+
+def test_a_canary_of_failed_requests_is_not_said_to_have_passed(world):
+    world.server.fault = lambda body, before: web.Response(status=400, text="no") if sample_of(body) != "s0" else None
+    with pytest.raises(Failed, match="stopped by errors"):
+        world.run()
+    (line,) = (message for message in messages(world) if message.startswith("canary"))
+    assert line.startswith("canary did not pass: 1 responses, 3 failed requests, ")
 
 
 def test_samples_that_cannot_be_decoded_are_an_alert_and_generation_goes_on(world, monkeypatch):

@@ -91,11 +91,13 @@ def sample_lines(previews: Sequence[Preview]) -> Iterable[str]:
 def canary_line(report: CanaryReport, population: Population, *, tokens_per_second: float) -> str:
     """How the canary came out, and what the rest will take at the rate so far."""
     mean = report.mean_completion_tokens
+    passed = population.canary_trouble() is None
+    failed = len(population.canary) - len(report.judged)
     head = (
-        f"canary {'did not pass' if report.failures else 'passed'}: {len(report.judged)} responses, {report.shares}; "
-        f"mean {mean:,.0f} tokens"
+        f"canary {'passed' if passed else 'did not pass'}: {len(report.judged)} responses, "
+        f"{f'{failed} failed requests, ' if failed else ''}{report.shares}; mean {mean:,.0f} tokens"
     )
-    if report.failures:
+    if not passed:
         return head
     remaining = decide(population.limits, population.counts).remaining_tokens
     wanted = f"the {remaining or 0:,} response tokens that the budget still asks for"
