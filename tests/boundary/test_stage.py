@@ -23,7 +23,7 @@ from aerie.boundary.rows import JudgedRow
 from aerie.boundary.stage import PreviewChooser, validate
 from aerie.errors import BadInput, Failed
 from aerie.prompts.checkpoint import Verifier, load_verifier
-from aerie.settings.pipeline import PipelineSettings, VerifierSettings
+from aerie.settings.pipeline import PipelineSettings, VerifierSettings, is_tokenised
 from aerie.stages import Events, StageRequest
 
 from .families import TINY_VERIFIER, family
@@ -57,12 +57,13 @@ class Dataset:
         write_verifier_tokens(self.files.verifier_tokens, verifier.tokens)
 
     def request(self, *, force: bool = False, share: float = 0.9, **dataset: Any) -> StageRequest:
+        kind = "tokenised" if is_tokenised(self.key) else "generated"
         source = {"reader": "any", "path": "x", "licence": "MIT", "revision": "r7"}
         settings = {
             "name": "test",
             "verifier": {"path": self.checkpoint, "profile": "demo"},
             "serving": {"context_length": 512},
-            "datasets": {self.key: {"source": source, **dataset}},
+            "datasets": {self.key: {"source": source, "kind": kind, **dataset}},
             "generation": {"maximum_quarantine_share": share},
             "corpus": {"maximum_length": 512},
             "vocabulary": {"size": 64},

@@ -37,7 +37,10 @@ NEEDS_VOCABULARY = ("foreign_special_token",)
 NEEDS_WHITE_SPACE = ("empty_reasoning", "empty_answer")
 """Without white-space ids, white space counts as text."""
 
-_declared_tools = lru_cache(maxsize=1024)(declared_tools)
+CACHED_TOOLS_CHARACTERS = 16 << 10
+"""The same declarations stand in many rows; larger ones are read anew, so that memory stays flat."""
+
+_cached_tools = lru_cache(maxsize=256)(declared_tools)
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,7 @@ def _tools_of(row: FileRow) -> Mapping[str, Any] | None:
     if not isinstance(tools, str | list):
         raise BadInput(f"{row.where}: expected tools to be a list of declarations, or a string of JSON")
     try:
-        return _declared_tools(tools if isinstance(tools, str) else json.dumps(tools, default=str))
+        text = tools if isinstance(tools, str) else json.dumps(tools, default=str)
+        return (_cached_tools if len(text) <= CACHED_TOOLS_CHARACTERS else declared_tools)(text)
     except (BadInput, RecursionError) as error:
         raise BadInput(f"{row.where}: {error}") from error
