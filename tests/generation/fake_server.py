@@ -69,6 +69,7 @@ class FakeServer:
     model_path: str
     fault: Fault = lambda body, before: None
     delay_seconds: float = 0.0
+    info_seconds: float = 0.0
     health_seconds: list[float] = field(default_factory=list)
     tools: bool = False
     info: dict[str, Any] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class FakeServer:
             [
                 web.post("/generate", self._generate),
                 web.get("/health", self._health),
+                web.get("/model_info", self._model_info),
                 web.get("/server_info", self._info),
                 web.get("/v1/loads", self._loads),
             ]
@@ -132,6 +134,10 @@ class FakeServer:
         if self.health_seconds:
             await asyncio.sleep(self.health_seconds.pop(0))
         return web.Response()
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.info_seconds)
+        return web.json_response({"model_path": self.model_path})
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({**INFO, "model_path": self.model_path, **self.info})

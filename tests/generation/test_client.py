@@ -234,6 +234,21 @@ def test_a_busy_scheduler_behind_a_living_http_process_is_not_gone(monkeypatch):
         asyncio.run(look(server))
 
 
+def test_a_probe_that_is_late_does_not_end_a_run_whose_answers_come(monkeypatch):
+    """The client may be the slow one: its own probe waits behind hundreds of answers."""
+    monkeypatch.setattr(client_module, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(client_module, "GONE_AFTER_SECONDS", 0.0)
+
+    async def run(server: FakeServer):
+        async with open_client(server) as client:
+            request = GenerateRequest(rid="main/B1:run:s1", input_ids=[1, 2], max_new_tokens=8)
+            _, answer = await asyncio.gather(client.confirm_alive(), client.generate(request))
+            return answer
+
+    with FakeServer("", delay_seconds=0.1, info_seconds=1.0) as server:
+        assert asyncio.run(run(server)).attempt == 1
+
+
 async def look(server: FakeServer) -> None:
     async with open_client(server) as client:
         await client.confirm_alive()

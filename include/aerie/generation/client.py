@@ -309,27 +309,30 @@ class GenerateClient:
         if status != HTTP_OK:
             kind: FailureKind = "poisoned" if _blames_request(status) else "server_error"
             raise RequestFailed(kind, f"HTTP {status}: {_quoted(reply)}")
+        self._alive_at = time.monotonic()
         return parse_reply(reply, rid=rid, prompt_tokens=len(request.input_ids))
 
     async def confirm_alive(self) -> None:
         """Return when the server is alive; callers that come together share one probe.
+
+        A generated answer that came meanwhile tells as well: where this process is the one that is slow, the probe's
+        own answer may wait behind many of them.
 
         Raises:
             ServerGone: it has answered nothing for some seconds, or its scheduler was not heard of for longer.
         """
         asked_at = time.monotonic()
         async with self._probing:
-            if self._alive_at > asked_at:
-                return
-            problem = await self._probe()
-            while problem and time.monotonic() - asked_at < problem.patience_seconds:
-                await asyncio.sleep(PROBE_INTERVAL_SECONDS)
+            while self._alive_at <= asked_at:
                 problem = await self._probe()
-            if problem:
-                raise ServerGone(
-                    f"the server at {self._url} is gone: {problem.what}; ensure the server and run generate again"
-                )
-            self._alive_at = time.monotonic()
+                if problem is None:
+                    self._alive_at = time.monotonic()
+                elif time.monotonic() - asked_at < problem.patience_seconds:
+                    await asyncio.sleep(PROBE_INTERVAL_SECONDS)
+                elif self._alive_at <= asked_at:
+                    raise ServerGone(
+                        f"the server at {self._url} is gone: {problem.what}; ensure the server and run generate again"
+                    )
 
     async def _probe(self) -> _Problem | None:
         """What is wrong with the server, or None when it is alive.
