@@ -150,6 +150,11 @@ class ChannelWalk(Walk):
             self.mark("no_open", 0)
         self.end, self.region = index, Region.ENDED
 
+    def _finish(self) -> None:
+        if self.end is None and self.region is Region.HEADER and not self._messages:
+            self.mark("no_close")
+        super()._finish()
+
     def _misplaced(self, index: int) -> None:
         """A frame's token where the format has none."""
         if self.region is Region.REASONING:

@@ -113,7 +113,7 @@ class Grammar:
     """A compiled profile.
 
     ``kinds`` is uint8 [vocabulary_size], a ``Kind`` per token id. A prompt that leaves reasoning open ends with one of
-    ``open_tails``; one with thinking off, with ``closed_tail``; one whose response opens reasoning, with ``bare_tail``
+    ``open_tails``; one with thinking off, with ``closed_tail``; one that leaves all to the response, with ``bare_tail``
     (each empty where the family has none, or where its ids are not known). ``spelled`` are tags of ordinary tokens,
     the longest first. ``tool_form`` and ``tool_id_pattern`` say how a call reads as text; None without tools.
     """
@@ -164,7 +164,7 @@ class Grammar:
             return PromptEnd.CLOSED
         if any(ends_with(prompt, tail) for tail in self.open_tails):
             return PromptEnd.OPEN
-        if self.opens_in == "response" and ends_with(prompt, self.bare_tail):
+        if self.opens_in != "prompt" and ends_with(prompt, self.bare_tail):
             return PromptEnd.BARE
         return PromptEnd.NEITHER
 
@@ -340,9 +340,9 @@ def _open_tails(ids: _Ids) -> tuple[tuple[int, ...], ...]:
 
 
 def _bare_tail(ids: _Ids) -> tuple[int, ...]:
-    """What a prompt ends with whose response opens reasoning; nothing is asked where its ids are not known."""
+    """What a prompt ends with that leaves all to the response; nothing is asked where its ids are not known."""
     tail = ids.profile.generation_prompt_tail
-    if ids.profile.reasoning.opens_in != "response" or not ids.knows(tail):
+    if ids.profile.reasoning.opens_in == "prompt" or not ids.knows(tail):
         return ()
     return ids.of_pieces(tail)
 

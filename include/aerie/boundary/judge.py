@@ -80,8 +80,8 @@ def judge(
         BadInput: ``finish_reason`` is none of the above.
     """
     finish = finish_type(finish_reason)
-    prompt = _as_ids(prompt_ids, grammar)
-    output = _as_ids(output_ids, grammar)
+    prompt = as_ids(prompt_ids, grammar)
+    output = as_ids(output_ids, grammar)
     codes = grammar.classify_response(output)
     walk = _walk(codes, output, grammar)
     walk.run(grammar.prompt_end(prompt))
@@ -152,7 +152,7 @@ def response_mask(prompt_tokens: int, response_tokens: int, end: int | None) -> 
     return mask
 
 
-def _as_ids(ids: TokenIds, grammar: Grammar) -> NDArray[np.int64]:
+def as_ids(ids: TokenIds, grammar: Grammar) -> NDArray[np.int64]:
     """``ids`` as int64 [n]; an integer that does not fit becomes -1, which is outside every vocabulary too."""
     try:
         return np.ascontiguousarray(ids, dtype=np.int64)

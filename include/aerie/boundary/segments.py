@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.boundary.grammar import Grammar
-from aerie.boundary.judge import TokenIds, Verdict, judge
+from aerie.boundary.grammar import Grammar, PromptEnd
+from aerie.boundary.judge import TokenIds, Verdict, as_ids, judge, with_marks
 from aerie.boundary.rules import CORRUPT, FLAGS, RULES
 from aerie.boundary.walk import Span, ToolCall
 
@@ -21,7 +21,8 @@ def trained_segments(loss_mask: NDArray[np.integer[Any]]) -> list[tuple[int, int
 def judge_mask(input_ids: TokenIds, loss_mask: TokenIds, grammar: Grammar) -> Verdict:
     """Judge each trained segment of a row as the response to all tokens before it.
 
-    A mask that is off by one shows as ``prompt_not_open``, ``second_open``, ``missing_end`` or ``tokens_after_end``.
+    A mask that is off by one shows as ``prompt_not_open``, ``no_open``, ``missing_end`` or ``tokens_after_end``: what
+    stands before a segment must end as the family's prompts do, though the family does not reason.
     Finish reason and cap are not known for such rows. Positions, calls and spans of the verdict are indices into
     ``input_ids``; counts are sums.
     """
@@ -31,8 +32,15 @@ def judge_mask(input_ids: TokenIds, loss_mask: TokenIds, grammar: Grammar) -> Ve
     segments = trained_segments(mask.astype(np.int8))
     if not segments:
         return _unusable("mask_empty")
-    verdicts = [judge(input_ids[:start], input_ids[start:stop], grammar=grammar) for start, stop in segments]
+    verdicts = [_judge_segment(input_ids[:start], input_ids[start:stop], grammar) for start, stop in segments]
     return _merged(verdicts, segments, len(input_ids))
+
+
+def _judge_segment(before: TokenIds, trained: TokenIds, grammar: Grammar) -> Verdict:
+    verdict = judge(before, trained, grammar=grammar)
+    if grammar.opens_in == "never" and grammar.prompt_end(as_ids(before, grammar)) is PromptEnd.NEITHER:
+        return with_marks(verdict, {"prompt_not_open": ()}, verdict.unchecked)
+    return verdict
 
 
 def _unusable(reason: str) -> Verdict:

@@ -208,7 +208,8 @@ def eos_ids_of(tokenizer: Any, config: Mapping[str, Any], path: Path) -> tuple[i
 
 
 def _whitespace_ids(tokenizer: Any) -> tuple[int, ...]:
-    return tuple(i for i in range(len(tokenizer)) if tokenizer.decode([i]).isspace())
+    # By the vocabulary, not by its length: some have gaps.
+    return tuple(i for i in sorted(tokenizer.get_vocab().values()) if tokenizer.decode([i]).isspace())
 
 
 def _switches(settings: VerifierSettings, profile: Profile, template: str) -> Mapping[str, Any]:
