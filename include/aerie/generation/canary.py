@@ -15,7 +15,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, repeat
+from itertools import pairwise
 
 from aerie.boundary.rules import POLICY_PREFIX
 from aerie.generation.prompts import GenerationPrompt
@@ -24,6 +24,7 @@ from aerie.store.queries.ledger import LedgerRow
 
 PROMPTS_PER_STRATUM = 4
 TRUNCATIONS = ("truncated_in_reasoning", "truncated_in_answer", "truncated_in_tool_call")
+_TRUNCATIONS = frozenset(TRUNCATIONS)
 REASONS_NAMED = 5
 
 
@@ -66,6 +67,13 @@ class Criterion:
     setting: str
     lower: bool = False
 
+    def fails(self, count: int, responses: int) -> bool:
+        """Whether ``count`` of so many responses break the bound; nothing is said of no responses."""
+        if not responses:
+            return False
+        share = count / responses
+        return share < self.limit if self.lower else share > self.limit
+
     def measure(self, rows: Iterable[LedgerRow]) -> "Measure":
         """The share among ``rows``."""
         found = [self.counts(row) for row in rows]
@@ -87,10 +95,8 @@ class Measure:
 
     @property
     def failed(self) -> bool:
-        """Whether the bound is not kept; nothing is said of no responses."""
-        if not self.responses:
-            return False
-        return self.share < self.criterion.limit if self.criterion.lower else self.share > self.criterion.limit
+        """Whether the bound is broken."""
+        return self.criterion.fails(self.count, self.responses)
 
     def __str__(self) -> str:
         bound = "at least" if self.criterion.lower else "at most"
@@ -107,7 +113,7 @@ def is_corrupt(row: LedgerRow) -> bool:
 
 def is_truncated(row: LedgerRow) -> bool:
     """Whether the cap cut a row."""
-    return any(flag in TRUNCATIONS for flag in row.flags)
+    return not _TRUNCATIONS.isdisjoint(row.flags)
 
 
 def _is_short(row: LedgerRow, tokens: int) -> bool:
@@ -253,15 +259,18 @@ class RateWatch:
 
     def _add(self, found: tuple[bool, ...], sign: int) -> None:
         for index, counted in enumerate(found):
-            self._counts[index] += sign * counted
+            if counted:
+                self._counts[index] += sign
 
     def failing(self, *, fewest: int | None = None) -> list[Measure]:
         """Criteria that fail now; none before there are ``fewest`` responses, by default a full window."""
         responses = len(self._window)
         if responses < (self._size if fewest is None else fewest):
             return []
-        measures = map(Measure, self._criteria, self._counts, repeat(responses))
-        return [measure for measure in measures if measure.failed]
+        counted = zip(self._criteria, self._counts, strict=True)
+        return [
+            Measure(criterion, count, responses) for criterion, count in counted if criterion.fails(count, responses)
+        ]
 
     def newly_failing(self, *, fewest: int | None = None) -> list[Measure]:
         """The same, but each criterion only the first time."""
