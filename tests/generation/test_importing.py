@@ -160,6 +160,9 @@ def test_duplicates_count_once_and_a_second_import_adds_nothing(world):
     assert (first.imported, first.duplicates) == (2, 1)
     again = take(world, row_of(0), row_of(0), row_of(1), row_of(2))
     assert (again.imported, again.already_answered) == (1, 3)
+    records = [*(world.files.folder / "imports").iterdir()]
+    assert take(world, row_of(0), row_of(2)).imported == 0
+    assert [*(world.files.folder / "imports").iterdir()] == records, "an import of nothing left a record"
     assert [row["sample_id"] for row in world.log()] == ["s0", "s1", "s2"]
 
 

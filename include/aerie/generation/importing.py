@@ -303,6 +303,8 @@ def import_responses(
                 _append_rows(iterate_file(path, COLUMNS), importer, log, report, say=say)
             finally:
                 write_record()
+        if not report.imported:
+            record.unlink()
     return report
 
 
