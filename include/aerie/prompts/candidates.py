@@ -20,6 +20,7 @@ _TABLE = """
 CREATE TABLE candidates (
     rank INTEGER NOT NULL,
     row_hash TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
     source_id TEXT,
     conversation_id TEXT NOT NULL,
     place TEXT NOT NULL,
@@ -43,7 +44,7 @@ _ORDER = (
 )
 _PART = """
 SELECT rank, CASE WHEN source_id IN (SELECT source_id FROM shared_ids) THEN NULL ELSE source_id END,
-       conversation_id, place, content
+       conversation_id, place, content, row_hash, content_hash
 FROM positions JOIN candidates ON candidates.rowid = positions.candidate
 WHERE position >= ? AND position < ? ORDER BY position
 """
@@ -51,10 +52,14 @@ WHERE position >= ? AND position < ? ORDER BY position
 
 @dataclass(frozen=True)
 class Candidate:
-    """History whose answer is to be generated. ``row_hash`` is of the whole source row; ``where`` is for messages."""
+    """History whose answer is to be generated.
+
+    ``row_hash`` is of the whole source row, ``content_hash`` of history and tools; ``where`` is for messages.
+    """
 
     rank: int
     row_hash: str
+    content_hash: str
     source_id: str | None
     conversation_id: str
     where: str
@@ -77,10 +82,11 @@ class Candidates:
         """
         content = json.dumps([candidate.history, candidate.tools], ensure_ascii=False)
         self._connection.execute(
-            "INSERT INTO candidates VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 candidate.rank,
                 candidate.row_hash,
+                candidate.content_hash,
                 candidate.source_id,
                 candidate.conversation_id,
                 candidate.where,
@@ -117,8 +123,8 @@ def read_part(path: Path, part: int) -> Iterator[Candidate]:
     """Yield part ``part``, in order: ``PART_CANDIDATES`` candidates; their ``source_id`` is None unless unique."""
     begin = part * PART_CANDIDATES
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
-        for rank, source_id, conversation_id, place, content in connection.execute(
+        for rank, source_id, conversation_id, place, content, row_hash, content_hash in connection.execute(
             _PART, (begin, begin + PART_CANDIDATES)
         ):
             history, tools = json.loads(content)
-            yield Candidate(rank, "", source_id, conversation_id, place, history, tools)
+            yield Candidate(rank, row_hash, content_hash, source_id, conversation_id, place, history, tools)

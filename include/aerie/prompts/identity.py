@@ -10,7 +10,6 @@ from typing import Any
 from aerie.artefacts.prompts import Split
 from aerie.settings.pipeline import SplitSettings
 
-_SPACE = re.compile(r"\s+")
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 ID_DIGITS = 20
 
@@ -29,7 +28,8 @@ def content_hash(content: Any) -> str:
 
 def _normalised(content: Any) -> Any:
     if isinstance(content, str):
-        return _SPACE.sub(" ", unicodedata.normalize("NFC", content)).strip()
+        text = content if content.isascii() else unicodedata.normalize("NFC", content)
+        return " ".join(text.split())
     if isinstance(content, dict):
         return {key: _normalised(value) for key, value in content.items()}
     if isinstance(content, list | tuple):

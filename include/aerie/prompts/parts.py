@@ -88,7 +88,9 @@ class PartRenderer:
             "conversation_id": candidate.conversation_id,
             "where": candidate.where,
             "turn": rendered.turn,
-            "content_hash": content_hash([rendered.history, candidate.tools]),
+            "content_hash": candidate.content_hash
+            if len(rendered.history) == len(candidate.history)
+            else content_hash([rendered.history, candidate.tools]),
             "prompt_ids": rendered.prompt_ids,
             "tools": json.dumps(candidate.tools, ensure_ascii=False) if candidate.tools else None,
             "problem": problem.reason if problem else None,

@@ -62,8 +62,9 @@ def candidates_of(conversation: Conversation, where: str, *, turns: Turns, seed:
     row_hash = content_hash([messages, tools])
     return [
         Candidate(
-            rank=draw("rank", seed, content_hash([messages[:position], tools])),
+            rank=draw("rank", seed, content),
             row_hash=row_hash,
+            content_hash=content,
             source_id=conversation.source_id,
             conversation_id=conversation_id,
             where=where,
@@ -71,6 +72,7 @@ def candidates_of(conversation: Conversation, where: str, *, turns: Turns, seed:
             tools=tools,
         )
         for position in taken
+        for content in [row_hash if position == len(messages) else content_hash([messages[:position], tools])]
     ]
 
 
