@@ -42,15 +42,21 @@ class Selection:
         )
 
     def find_in_verdicts(self, data_root: Path) -> dict[str, list[LedgerRow]]:
-        """The samples by data set, as ``validate`` left them on disk: for when there is no store."""
+        """The samples by data set, as ``validate`` left them on disk: for when there is no store.
+
+        Raises:
+            BadInput: there are no verdicts.
+        """
         folder = EditionFiles(data_root, self.edition).folder / "datasets"
         keys = [self.dataset] if self.dataset else sorted(path.name for path in folder.glob("*"))
-        found = {key: list(self._rows_of(DatasetFiles(folder / key))) for key in keys}
+        datasets = {key: DatasetFiles(folder / key) for key in keys}
+        judged = {key: files for key, files in datasets.items() if files.verdicts.exists()}
+        if not judged:
+            raise BadInput(f"{folder}: no verdicts of {self.dataset or 'any data set'}: validate has not run there")
+        found = {key: list(self._rows_of(files)) for key, files in judged.items()}
         return {key: rows for key, rows in found.items() if rows}
 
     def _rows_of(self, files: DatasetFiles) -> Iterator[LedgerRow]:
-        if not files.verdicts.exists():
-            return
         for row in iterate_verdicts(files.verdicts):
             named = self.reason in (*row.reasons, *row.flags) if self.reason else row.verdict == "quarantined"
             if row.sample_id in self.sample_ids if self.sample_ids else named:

@@ -184,6 +184,8 @@ def test_show_lists_every_version_with_its_standing_positions_and_ids(world, run
 
 def test_without_a_store_the_list_is_what_validate_left_on_disk(world, run, monkeypatch):
     monkeypatch.setenv("AERIE_DATABASE_URL", "postgresql://aerie@127.0.0.1:1/aerie")
+    with pytest.raises(quarantine.BadInput, match="no verdicts of any data set"):
+        run("list")
     with verdict_writer(world.files.verdicts) as verdicts:
         for name, reasons in (("s1", []), ("s2", ["loop"])):
             verdict = "quarantined" if reasons else "kept"
