@@ -11,7 +11,7 @@ from rich.table import Table
 
 from aerie.artefacts.layout import DatasetFiles, EditionFiles
 from aerie.artefacts.previews import Preview
-from aerie.artefacts.response_log import Damage, Response, read_responses, scan
+from aerie.artefacts.response_log import Damage, Response, read_responses, scan, while_written
 from aerie.artefacts.samples import iterate_verdicts
 from aerie.artefacts.superseded import Superseded, add_superseded, list_superseded
 from aerie.errors import BadInput
@@ -154,10 +154,15 @@ def versions_of(files: DatasetFiles, sample_id: str) -> list[Response]:
     Raises:
         BadInput: the log has nothing of it.
     """
-    rows = [row for row in scan(files.responses) if not isinstance(row, Damage) and row.sample_id == sample_id]
-    if not rows:
+
+    def read() -> list[Response]:
+        rows = [row for row in scan(files.responses) if not isinstance(row, Damage) and row.sample_id == sample_id]
+        return [response for _, response in read_responses(rows)]
+
+    found = while_written(files.responses, read)
+    if not found:
         raise BadInput(f"{files.responses}: has no response of sample {sample_id}")
-    return sorted((response for _, response in read_responses(rows)), key=lambda response: response.attempt)
+    return sorted(found, key=lambda response: response.attempt)
 
 
 def show(request: StageRequest, sample_id: str, *, whole: bool) -> Iterator[str]:

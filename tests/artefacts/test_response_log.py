@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from aerie.artefacts.response_log import (
     latest_responses,
     latest_rows,
     log_files,
+    read_latest,
     read_responses,
     scan,
 )
@@ -211,6 +213,27 @@ def test_any_rows_of_several_segments_are_read_in_the_order_of_the_log(tmp_path)
     rows = list(scan(path))
     asked = [rows[number] for number in (6, 3, 0, 4)]
     assert [read.sample_id for _, read in read_responses(asked)] == ["s0", "s3", "s4", "s6"]
+
+
+def test_samples_are_read_while_the_log_is_sealed_under_the_readers_hands(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    done = threading.Event()
+
+    def fill() -> None:
+        write(path, *(response(f"s{number}") for number in range(60)), segment_bytes=10)
+        done.set()
+
+    write(path, response("a"), response("b", ids=(8, 9)))
+    writer = threading.Thread(target=fill)
+    writer.start()
+    reads = 0
+    while not done.is_set():
+        assert {name: row.output_ids for name, row in read_latest(path, ["b", "a"]).items()} == {
+            "a": (5, 6, 7), "b": (8, 9),
+        }  # fmt: skip
+        reads += 1
+    writer.join()
+    assert reads and read_latest(path, ["c"]) == {}
 
 
 CRASH_POINTS = ("open", "os.rename", "os.remove", "os.truncate")

@@ -131,10 +131,13 @@ def write_manifest(
     return manifest
 
 
-def answered_by(path: Path, *, fingerprint: str, inputs: Sequence[InputFile]) -> Manifest | None:
+def answered_by(
+    path: Path, *, fingerprint: str, inputs: Sequence[InputFile], check_contents: bool = False
+) -> Manifest | None:
     """Return the manifest at ``path`` when it answers this fingerprint and these inputs, else None.
 
-    Outputs must still exist with the recorded sizes; their contents are verified by whoever reads them.
+    Outputs must still exist with the recorded sizes. Their contents are verified by whoever reads them; a stage whose
+    readers can only send people back to it has them checked here.
     """
     if not path.exists():
         return None
@@ -144,5 +147,7 @@ def answered_by(path: Path, *, fingerprint: str, inputs: Sequence[InputFile]) ->
     for output in manifest.outputs:
         written = path_of(output.uri)
         if not written.is_file() or written.stat().st_size != output.bytes:
+            return None
+        if check_contents and sha256_of(written) != output.sha256:
             return None
     return manifest

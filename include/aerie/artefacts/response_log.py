@@ -31,13 +31,13 @@ import sys
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, BinaryIO, NamedTuple, Self
+from typing import Annotated, Any, BinaryIO, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
@@ -59,6 +59,7 @@ CHECKSUM_FIELD = b',"crc32":"'
 CHECKSUM_END = b'"}'
 CHECKSUM_BYTES = len(CHECKSUM_FIELD) + 8 + len(CHECKSUM_END)
 
+Found = TypeVar("Found")
 TokenCount = Annotated[int, Field(ge=0)]
 
 
@@ -415,6 +416,44 @@ def latest_responses(log: Path) -> Iterator[Response]:
     """
     for _, response in read_responses(latest_rows(log).values()):
         yield response
+
+
+def read_latest(log: Path, sample_ids: Iterable[str]) -> dict[str, Response]:
+    """The newest responses of some samples, by sample id, of a log that may be written meanwhile.
+
+    Raises:
+        Failed: a row is damaged.
+    """
+    wanted = list(sample_ids)
+
+    def read() -> dict[str, Response]:
+        rows = latest_rows(log)
+        found = read_responses(rows[sample_id] for sample_id in wanted if sample_id in rows)
+        return {row.sample_id: response for row, response in found}
+
+    return while_written(log, read)
+
+
+def while_written(log: Path, read: Callable[[], Found]) -> Found:
+    """What ``read`` finds; it is called again where the log's files were sealed under its hands."""
+    while True:
+        before = _identities(log)
+        try:
+            found = read()
+        except (Failed, FileNotFoundError):
+            if _identities(log) == before:
+                raise
+            continue
+        if _identities(log) == before:
+            return found
+
+
+def _identities(log: Path) -> set[tuple[str, int]]:
+    found = set()
+    for path in log_files(log):
+        with suppress(FileNotFoundError):
+            found.add((path.name, path.stat().st_ino))
+    return found
 
 
 # Sealed segments

@@ -15,7 +15,7 @@ from rich.text import Text
 from aerie.artefacts.imported import iterate_imported
 from aerie.artefacts.layout import DatasetFiles, EditionFiles
 from aerie.artefacts.prompts import iterate_prompts
-from aerie.artefacts.response_log import latest_rows, read_responses
+from aerie.artefacts.response_log import read_latest
 from aerie.artefacts.verifier_tokens import read_verifier_tokens
 from aerie.boundary.grammar import Grammar, compile_grammar
 from aerie.boundary.rows import GeneratedRows, JudgedRow, TokenisedRows
@@ -112,11 +112,10 @@ def _found(sample_id: str, key: str, *, files: EditionFiles, settings: PipelineS
 
 
 def _generated(sample_id: str, files: DatasetFiles, grammar: Grammar, decode: Decode) -> JudgedRow:
-    logged = latest_rows(files.responses).get(sample_id)
-    if logged is None:
+    response = read_latest(files.responses, [sample_id]).get(sample_id)
+    if response is None:
         raise BadInput(f"sample {sample_id} has no response in {files.responses}: it was skipped, or not generated yet")
     rows = GeneratedRows(files.prompts, files.responses, grammar, decode, sample_ids={sample_id})
-    ((_, response),) = read_responses([logged])
     return rows.judge(response)
 
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from aerie.artefacts.previews import Preview, write_previews
-from aerie.artefacts.response_log import Response, latest_rows, read_responses
+from aerie.artefacts.response_log import Response, read_latest
 from aerie.errors import AerieError
 from aerie.generation.budget import decide
 from aerie.generation.canary import CanaryReport
@@ -64,8 +64,7 @@ class CanaryShow:
             self._events.progress(line)
 
     def _read(self, sample_ids: Sequence[str]) -> list[Response]:
-        rows = latest_rows(self._files.responses)
-        read = {row.sample_id: response for row, response in read_responses(rows[name] for name in sample_ids)}
+        read = read_latest(self._files.responses, sample_ids)
         return [read[name] for name in sample_ids]
 
     def _keep(self, previews: Sequence[Preview]) -> None:

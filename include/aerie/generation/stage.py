@@ -153,7 +153,11 @@ def generate(request: StageRequest, events: Events) -> StageResult:
     paths = (job.files.prompts, job.files.verifier_tokens, *((asked_again,) if asked_again.exists() else ()))
     inputs = [describe_input(path) for path in paths]
     manifest_path = job.files.manifest(STAGE)
-    answered = None if request.force else answered_by(manifest_path, fingerprint=job.fingerprint, inputs=inputs)
+    answered = (
+        None
+        if request.force
+        else answered_by(manifest_path, fingerprint=job.fingerprint, inputs=inputs, check_contents=True)
+    )
     if answered is not None:
         events.progress(f"nothing to do: {job.dataset} stopped by {answered.counts['stopped_by']}, as asked")
         return StageResult(stage=STAGE, reused=True, manifest=answered)
