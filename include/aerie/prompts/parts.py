@@ -62,10 +62,10 @@ class Work:
 class PartRenderer:
     """Renders parts of some work."""
 
-    def __init__(self, work: Work, renderer: Renderer) -> None:
+    def __init__(self, work: Work, renderer: Renderer, named: NamedPrompts) -> None:
         self._work = work
         self._renderer = renderer
-        self._named = NamedPrompts(work.decontaminate)
+        self._named = named
 
     def write(self, number: int) -> None:
         """Render a part and write it, whole or not at all."""
@@ -99,10 +99,10 @@ class PartRenderer:
         }
 
 
-def write_parts(work: Work, renderer: Renderer, count: int, *, workers: int) -> Iterator[int]:
+def write_parts(work: Work, here: PartRenderer, count: int, *, workers: int) -> Iterator[int]:
     """Write the parts of ``count`` candidates that are not there yet; yield after each how many are.
 
-    One process works here; more are started, each of which loads the tokenizer for itself.
+    One worker is ``here``; more are processes, each of which loads the tokenizer for itself.
 
     Raises:
         Retryable: a worker was killed.
@@ -110,14 +110,13 @@ def write_parts(work: Work, renderer: Renderer, count: int, *, workers: int) -> 
     parts = range(-(-count // PART_CANDIDATES))
     missing = [number for number in parts if not work.part(number).is_file()]
     done = len(parts) - len(missing)
-    for _ in _written(work, renderer, missing, min(workers, len(missing))):
+    for _ in _written(work, here, missing, min(workers, len(missing))):
         done += 1
         yield done
 
 
-def _written(work: Work, renderer: Renderer, missing: list[int], workers: int) -> Iterator[None]:
+def _written(work: Work, here: PartRenderer, missing: list[int], workers: int) -> Iterator[None]:
     if workers <= 1:
-        here = PartRenderer(work, renderer)
         yield from map(here.write, missing)
         return
     # Spawned, not forked: tokenizers run threads, which a fork would leave behind in an unknown state.
@@ -142,7 +141,8 @@ def _start(work: Work) -> None:
     # The workers are the parallelism; and none may outlive the task, whose pipes it would wait on for ever.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _renderers.append(PartRenderer(work, Renderer(load_verifier(work.verifier), work.verifier.prompt_date)))
+    renderer = Renderer(load_verifier(work.verifier), work.verifier.prompt_date)
+    _renderers.append(PartRenderer(work, renderer, NamedPrompts(work.decontaminate)))
 
 
 def _end_with_parent() -> None:

@@ -19,8 +19,9 @@ from aerie.artefacts.verifier_tokens import write_verifier_tokens
 from aerie.errors import BadInput
 from aerie.prompts.candidates import PART_CANDIDATES, Candidates, new_candidates
 from aerie.prompts.checkpoint import Verifier, load_verifier
+from aerie.prompts.decontamination import NamedPrompts
 from aerie.prompts.importing import Importer
-from aerie.prompts.parts import Work, iterate_parts, write_parts
+from aerie.prompts.parts import PartRenderer, Work, iterate_parts, write_parts
 from aerie.prompts.preparing import Selection, collect
 from aerie.prompts.rendering import Fit, Renderer
 from aerie.prompts.sidecar import read_sidecar, sidecar_path
@@ -67,7 +68,7 @@ def prepare(request: StageRequest, events: Events) -> StageResult:
             f"context_length {settings.serving.context_length} leaves no room for a prompt beside minimum_new_tokens "
             f"{dataset.minimum_new_tokens}"
         )
-    renderer = Renderer(verifier, settings.verifier.prompt_date)
+    renderer, named = Renderer(verifier, settings.verifier.prompt_date), NamedPrompts(settings.decontaminate)
     progress = Progress(events)
     folder = begun_work(files.folder / WORK_FOLDER, [fingerprint, *(described.sha256 for described in inputs)])
     work = Work(folder / "candidates.sqlite", folder, settings.verifier, settings.decontaminate, fit)
@@ -81,7 +82,7 @@ def prepare(request: StageRequest, events: Events) -> StageResult:
     read.check(_name_of(source), source.max_skipped_share)
     if not count:
         raise BadInput(f"{_name_of(source)}: no prompt in {read.rows} rows; set aside: {dict(read.set_aside)}")
-    for done in write_parts(work, renderer, count, workers=processors()):
+    for done in write_parts(work, PartRenderer(work, renderer, named), count, workers=processors()):
         progress.tick(partial(_rendered, done, count))
     selection = Selection(str(request.dataset), settings.splits, progress)
     with prompt_hash_writer(files.prompt_hashes) as hashes:
