@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from transformers import AutoTokenizer
 
 from aerie.artefacts.files import sha256_of
 from aerie.artefacts.imported import ImportedRow, iterate_imported
@@ -40,14 +41,19 @@ class Stage:
         self._settings_for, self._request_for, self._events = settings_for, request_for, events
 
     def run(
-        self, rows: list[Any] | None = None, *, sidecar: dict[str, Any] | None = None, **source: Any
+        self,
+        rows: list[Any] | None = None,
+        *,
+        sidecar: dict[str, Any] | None = None,
+        decontaminate: tuple[Path, ...] = (),
+        **source: Any,
     ) -> StageResult:
         if rows is not None:
             write_lines(self.path, rows)
         if sidecar is not None:
             self.sidecar.write_text(yaml.safe_dump(self.provenance | sidecar))
         described = {"reader": "tokenised", "path": self.path, "licence": "MIT"} | source
-        settings = self._settings_for({"A1": {"kind": "tokenised", "source": described}})
+        settings = self._settings_for({"A1": {"kind": "tokenised", "source": described}}, decontaminate=decontaminate)
         self.request = self._request_for(settings, "A1")
         return import_tokenised(self.request, self._events)
 
@@ -163,3 +169,23 @@ def test_a_data_set_given_to_the_wrong_stage_is_told_which_is_right(stage: Stage
 
     with pytest.raises(BadInput, match="stage is import"):
         prepare(stage.request, events)
+
+
+def test_rows_that_ask_what_a_named_benchmark_asks_are_left_out(stage: Stage, tmp_path: Path, checkpoint: Path) -> None:
+    question = "A train leaves the station at noon and travels at sixty miles per hour toward the next town."
+    encode = AutoTokenizer.from_pretrained(checkpoint).encode
+    asked, other = (encode(f"Solve this: {text}", add_special_tokens=False) for text in (question, question[:40]))
+    rows = [
+        {"id": "asked", "input_ids": [*asked, 7], "loss_mask": [0] * len(asked) + [1]},
+        {"id": "other", "input_ids": [*other, 7], "loss_mask": [0] * len(other) + [1]},
+        {"id": "answered", "input_ids": [7, *asked], "loss_mask": [0] + [1] * len(asked)},
+    ]
+    named = write_lines(tmp_path / "benchmark.jsonl", [{"prompt": question}])
+
+    result = stage.run(rows, sidecar={}, decontaminate=(named,))
+
+    assert [row.sample_id for row in stage.imported] == ["A1-other-t0", "A1-answered-t0"]
+    assert result.manifest is not None
+    assert result.manifest.counts["set_aside"] == {"contaminated": 1, "duplicate": 0}
+    assert stage.run(decontaminate=(named,)).reused is True
+    assert stage.run().reused is False

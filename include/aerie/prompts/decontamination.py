@@ -48,15 +48,24 @@ class NamedPrompts:
         for i in range(len(words) - NGRAM_WORDS + 1):
             self._runs.setdefault(hash(words[i : i + NGRAM_WORDS]), where)
 
+    def __bool__(self) -> bool:
+        """Whether any prompt is named."""
+        return bool(self._known)
+
     def check(self, history: Sequence[Message]) -> None:
         """Check the turns of the user.
 
         Raises:
             Unusable: one of them is contaminated; set aside by rule.
         """
-        for message in history if self._known else ():
-            if message["role"] == "user" and (where := self._found(words_of(message["content"]))):
-                raise Unusable("contaminated", f"holds a prompt of {where}", by_rule=True)
+        for message in history:
+            if message["role"] == "user":
+                self.check_text(message["content"])
+
+    def check_text(self, text: str) -> None:
+        """Check one text; raises as ``check`` does."""
+        if self._known and (where := self._found(words_of(text))):
+            raise Unusable("contaminated", f"holds a prompt of {where}", by_rule=True)
 
     def _found(self, words: Words) -> str | None:
         if words in self._whole:

@@ -1,12 +1,15 @@
 """From tokenised rows to checked rows with ids and splits, in two passes: which ids tell rows apart, then the rows."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from aerie.artefacts.files import fingerprint_of
 from aerie.artefacts.imported import ImportedRow
+from aerie.prompts.decontamination import NamedPrompts
 from aerie.prompts.identity import ID_DIGITS, sample_id, split_of
 from aerie.prompts.tally import Progress, Tally
 from aerie.settings.pipeline import SourceSettings, SplitSettings
@@ -24,6 +27,8 @@ class Importer:
     dataset: str
     vocabulary_size: int
     splits: SplitSettings
+    named: NamedPrompts
+    decode: Callable[[list[int]], str]
     progress: Progress
     tally: Tally = field(default_factory=Tally)
     split_counts: Counter[str] = field(default_factory=Counter)
@@ -58,7 +63,17 @@ class Importer:
     def _read(self, row: SourceRow) -> TokenisedRow:
         if row.problem is not None:
             raise row.problem
-        return tokenised.read(row.value, vocabulary_size=self.vocabulary_size)
+        read = tokenised.read(row.value, vocabulary_size=self.vocabulary_size)
+        if self.named:
+            for text in self._untrained(read):
+                self.named.check_text(text)
+        return read
+
+    def _untrained(self, row: TokenisedRow) -> Iterator[str]:
+        """Texts of the segments that are not trained on, which hold what is asked."""
+        for trained, segment in groupby(zip(row.input_ids, row.loss_mask, strict=True), key=itemgetter(1)):
+            if not trained:
+                yield self.decode([token for token, _ in segment])
 
     def _shared_ids(self) -> set[str]:
         """Ids that rows of different content share: they identify none of them."""

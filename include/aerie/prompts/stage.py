@@ -189,7 +189,8 @@ def import_tokenised(request: StageRequest, events: Events) -> StageResult:
             "vocabulary_size": verifier.tokens.vocabulary_size,
         }
     )
-    inputs = source_inputs(source) + ([describe_input(sidecar_path(source))] if sidecar else [])
+    inputs = [*source_inputs(source), *map(_named_prompts, request.settings.decontaminate)]
+    inputs += [describe_input(sidecar_path(source))] if sidecar else []
     files = request.files.dataset(str(request.dataset))
     if reused := _answered(request, events, "import", files, fingerprint, inputs):
         return reused
@@ -206,6 +207,8 @@ def import_tokenised(request: StageRequest, events: Events) -> StageResult:
         dataset=str(request.dataset),
         vocabulary_size=verifier.tokens.vocabulary_size,
         splits=request.settings.splits,
+        named=NamedPrompts(request.settings.decontaminate),
+        decode=verifier.tokenizer.decode,
         progress=Progress(events),
     )
     written = write_imported(files.imported, _checked(importer.rows(), importer.tally, source))
@@ -231,7 +234,7 @@ def import_tokenised(request: StageRequest, events: Events) -> StageResult:
             "trained_tokens": importer.trained_tokens,
             "skipped": dict(importer.tally.skipped.most_common()),
             "skipped_examples": importer.tally.examples,
-            "set_aside": {"duplicate": importer.duplicates},
+            "set_aside": dict(importer.tally.set_aside) | {"duplicate": importer.duplicates},
             "provenance": provenance,
         },
     )
