@@ -227,6 +227,18 @@ def test_a_poisoned_prompt_that_is_the_last_one_left_does_not_block_the_data_set
     assert (counts["kept"], counts["failed"], counts["stopped_by"]) == (39, 1, "prompts_exhausted")
 
 
+@pytest.mark.parametrize(("left", "stopped"), [(10, True), (7, False)])
+def test_a_server_that_refuses_all_that_is_left_is_no_end_of_the_prompts(world, left, stopped):
+    world.run(max_prompts=40 - left)
+    world.server.fault = lambda body, before: web.Response(status=400, text="not today")
+    if not stopped:
+        assert manifest_of(world.run()).counts["failed"] == left
+        return
+    with pytest.raises(Failed, match=rf"errors: {left} of the last {left} .* request_poisoned, .* HTTP 400: not today"):
+        world.run()
+    assert (world.counts().failed, world.counts().pending) == (0, left)
+
+
 def test_transient_faults_of_every_kind_are_sent_again_and_leave_no_trace_but_the_attempts(world, monkeypatch):
     monkeypatch.setattr(stage, "FIRST_BACKOFF_SECONDS", 0.01)
     aborted = reply([], 5, finish_reason={"type": "abort", "message": "shutting down", "status_code": 503})

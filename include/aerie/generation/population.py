@@ -24,6 +24,7 @@ from aerie.store.queries.ledger import LedgerRow
 
 ERROR_WINDOW = 200
 FEWEST_OUTCOMES = 20  # of the error window, before half of it means anything
+FEWEST_OUTCOMES_AT_END = 8  # a few poisoned prompts that are left must not block a data set
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Population:
         self._quarantine = RateWatch([quarantine_criterion(settings)], settings.quarantine_window)
         self._rates = RateWatch(alert_criteria(self._criteria, settings), settings.quarantine_window)
         self._outcomes: deque[LedgerRow] = deque(maxlen=ERROR_WINDOW)
+        self._failures = 0  # among these
 
     def pending(self) -> list[GenerationPrompt]:
         """Prompts that are still to be tried: the canary's, those asked for again, then in admission order."""
@@ -113,7 +115,10 @@ class Population:
 
     def observe(self, row: LedgerRow) -> None:
         """Take note of how a sample came out, for ``trouble`` and alerts; it need not be durable yet."""
+        if len(self._outcomes) == ERROR_WINDOW:
+            self._failures -= self._outcomes[0].state == "failed"
         self._outcomes.append(row)
+        self._failures += row.state == "failed"
         if row.state in JUDGED:
             self._quarantine.observe(row)
             self._rates.observe(row)
@@ -144,7 +149,11 @@ class Population:
     def conclude(self) -> Stop:
         """Why it stopped, when nothing is in flight and nothing more may start."""
         self._alert_rates(fewest=self._fewest)
-        trouble = self.canary_trouble() or self._too_many_errors() or self._too_many_quarantined(fewest=self._fewest)
+        trouble = (
+            self.canary_trouble()
+            or self._too_many_errors(fewest=FEWEST_OUTCOMES_AT_END)
+            or self._too_many_quarantined(fewest=self._fewest)
+        )
         if trouble is not None:
             return trouble
         reached = decide(self.limits, self.counts).reached or "prompts_exhausted"
@@ -154,11 +163,10 @@ class Population:
         """Rows that failed among the latest outcomes."""
         return [row for row in self._outcomes if row.state == "failed"]
 
-    def _too_many_errors(self) -> Stop | None:
-        failed = self.failed_lately()
-        if len(self._outcomes) < FEWEST_OUTCOMES or len(failed) * 2 <= len(self._outcomes):
+    def _too_many_errors(self, *, fewest: int = FEWEST_OUTCOMES) -> Stop | None:
+        if len(self._outcomes) < fewest or self._failures * 2 <= len(self._outcomes):
             return None
-        return _errors(failed, len(self._outcomes))
+        return _errors(self.failed_lately(), len(self._outcomes))
 
     def _too_many_quarantined(self, *, fewest: int | None = None) -> Stop | None:
         found = self._quarantine.failing(fewest=fewest)
