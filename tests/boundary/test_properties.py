@@ -1,6 +1,8 @@
 """The grammar against an independent statement of it (a regular expression), over the space of responses."""
 
 import re
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from hypothesis import given, settings
@@ -8,62 +10,145 @@ from hypothesis import strategies as st
 
 from aerie.boundary import judge, judge_mask, response_mask
 
-from .families import Family, family
+from .families import ALL, Family, family
 
-FAMILIES = st.sampled_from(["demo", "kimi_k25"]).map(family)
-
-# One letter a token; "o" is an ordinary one.
+# One letter a token (a spelled tag is several); "o" is an ordinary token, "w" white space.
 LETTERS = {"C": "close", "S": "section_begin", "B": "call_begin", "G": "argument_begin", "E": "call_end",
-           "T": "section_end", "N": "end", "O": "open", "F": "foreign", "w": "blank"}  # fmt: skip
-SECTION = r"Sw*(B[ow]*G[ow]*Ew*)+T"
-WELL_FORMED = re.compile(rf"[ow]*o[ow]*C(?:[ow]*{SECTION}[ow]*|[ow]*o[ow]*)N")
-STRAIGHT_TO_TOOLS = re.compile(rf"[ow]*o[ow]*{SECTION}[ow]*N")
-
+           "T": "section_end", "K": "key_begin", "k": "key_end", "V": "value_begin", "v": "value_end", "N": "end",
+           "O": "open", "F": "foreign", "w": "blank"}  # fmt: skip
+WRITTEN_PATTERN = "[ow]*o[ow]*"
 TEXT = st.text("ow", max_size=4)
 WRITTEN = TEXT.map(lambda text: f"w{text}o")
-CALL = st.builds("B{}G{}E".format, TEXT, TEXT)
-TOOLS = st.lists(CALL, min_size=1, max_size=3).map(lambda calls: f"S{''.join(calls)}T")
-RESPONSES = st.builds("{}C{}N".format, WRITTEN, st.one_of(WRITTEN, TOOLS, st.builds("{}{}".format, WRITTEN, TOOLS)))
 
 
-def ids_of(letters: str, f: Family) -> list[int]:
-    """Ids of a response; every ordinary token is another, so that nothing repeats."""
-    text = iter(f.text)
-    return [next(text) if letter == "o" else getattr(f, LETTERS[letter]) for letter in letters]
+@dataclass(frozen=True)
+class Shape:
+    """A family's format: as a regular expression over letters, and as strategies that write it."""
+
+    family: Family
+    call_pattern: str
+    calls: st.SearchStrategy[str]
+    prefix_pattern: str
+    prefixes: st.SearchStrategy[str]
+
+    @property
+    def tools_pattern(self) -> str:
+        """What may stand in an answer's place, calls in it."""
+        if self.family.section_begin >= 0:
+            return f"[ow]*Sw*(?:{self.call_pattern}w*)+T[ow]*"
+        return f"[ow]*(?:{self.call_pattern}[ow]*)+" if self.call_pattern else "(?!)"
+
+    @property
+    def well_formed(self) -> re.Pattern[str]:
+        """A whole response."""
+        body = f"(?:{self.tools_pattern}|{WRITTEN_PATTERN})N"
+        return re.compile(f"{self.prefix_pattern}{WRITTEN_PATTERN}C{body}" if self.family.thinks else body)
+
+    @property
+    def straight_to_tools(self) -> re.Pattern[str]:
+        """Reasoning that goes to tools without its closing tag."""
+        return re.compile(f"{self.prefix_pattern}{WRITTEN_PATTERN}{self.tools_pattern}N")
+
+    @property
+    def alphabet(self) -> str:
+        """The letters that the family has."""
+        return "owNF" + "".join(x for x in "OCSBGETKkVv" if (x in "OC" and self.family.thinks) or self.has(x))
+
+    def has(self, letter: str) -> bool:
+        """Whether a letter is a token of the family."""
+        return getattr(self.family, LETTERS[letter]) >= 0
+
+    def responses(self) -> st.SearchStrategy[str]:
+        """Well-formed responses."""
+        answers = [WRITTEN]
+        if self.call_pattern:
+            calls = st.lists(self.calls, min_size=1, max_size=3).map("".join)
+            tools = calls.map("S{}T".format) if self.family.section_begin >= 0 else calls
+            answers += [tools, st.builds("{}{}".format, WRITTEN, tools)]
+        body = st.one_of(answers).map("{}N".format)
+        if not self.family.thinks:
+            return body
+        return st.builds("{}{}C{}".format, self.prefixes, WRITTEN, body)
+
+    def ids_of(self, letters: str) -> list[int]:
+        """Ids of a response; every ordinary token is another, so that nothing repeats."""
+        text, f = iter(self.family.text), self.family
+        tags = {"O": f.opening[-1:], "C": f.closing}
+        if f.thinks and f.open < 0:
+            tags["O"] = f.texts[f.profile.reasoning.open.texts[0]]
+        elif f.thinks:
+            tags["O"] = (f.open,)
+        ids: list[int] = []
+        for letter in letters:
+            ids += [next(text)] if letter == "o" else tags.get(letter) or [getattr(f, LETTERS[letter])]
+        return ids
 
 
-@given(FAMILIES, RESPONSES)
-def test_any_well_formed_response_is_kept_with_its_mask(f: Family, letters: str) -> None:
-    assert WELL_FORMED.fullmatch(letters)
-    output = ids_of(letters, f)
-    verdict = f.judge(output)
+@cache
+def shape(name: str) -> Shape:
+    f = family(name)
+    pattern, calls = "", st.nothing()
+    if f.key_begin >= 0:
+        pattern = "B[ow]*(?:K[ow]*kw*V[ow]*vw*)*E"
+        pairs = st.lists(st.builds("K{}kV{}v".format, TEXT, TEXT), max_size=2).map("".join)
+        calls = st.builds("Bo{}E".format, pairs)
+    elif f.argument_begin >= 0:
+        pattern, calls = "B[ow]*G[ow]*E", st.builds("B{}G{}E".format, TEXT, TEXT)
+    elif f.call_begin >= 0:
+        pattern, calls = "B[ow]*E", TEXT.map("Bo{}E".format)
+    prefix, prefixes = "", st.just("")
+    if f.thinks and f.profile.reasoning.opens_in == "response":
+        white = f.profile.reasoning.white_space_before_open
+        prefix, prefixes = ("w*O", st.text("w", max_size=2).map("{}O".format)) if white else ("O", st.just("O"))
+    return Shape(f, pattern, calls, prefix, prefixes)
+
+
+BY_LETTERS = [name for name in ALL if name != "gpt_oss"]
+SHAPES = st.sampled_from(BY_LETTERS).map(shape)
+WRITTEN_BY = SHAPES.flatmap(lambda s: st.tuples(st.just(s), s.responses()))
+FAMILIES = st.sampled_from(ALL).map(family)
+
+
+def found(s: Shape, letters: str, **options: object) -> set[str]:
+    verdict = s.family.judge(s.ids_of(letters), **options)
+    return {*verdict.reasons, *verdict.flags}
+
+
+def specials(letters: str) -> list[int]:
+    return [i for i, letter in enumerate(letters) if letter not in "ow"]
+
+
+@given(WRITTEN_BY)
+def test_any_well_formed_response_is_kept_with_its_mask(written: tuple[Shape, str]) -> None:
+    s, letters = written
+    assert s.well_formed.fullmatch(letters)
+    output, prompt = s.ids_of(letters), s.family.prompt
+    verdict = s.family.judge(output)
     assert (verdict.reasons, verdict.flags) == ((), ())
-    assert verdict.reasoning_tokens == letters.index("C")
+    assert verdict.reasoning_tokens == (letters.index("C") - letters.find("O") - 1 if s.family.thinks else 0)
     assert verdict.tool_calls == letters.count("B")
-    mask = response_mask(len(f.prompt), len(output), verdict.end)
-    assert mask.tolist() == [0] * len(f.prompt) + [1] * len(output)
-    assert judge_mask([*f.prompt, *output], mask.tolist(), f.grammar).kept
-
-
-SHUFFLED = RESPONSES.flatmap(lambda letters: st.permutations(letters)).map("".join)
-
-
-@settings(max_examples=400)
-@given(FAMILIES, st.one_of(st.text("owCSBGETNOF", max_size=14), SHUFFLED))
-def test_a_response_passes_exactly_when_the_grammar_derives_it(f: Family, letters: str) -> None:
-    verdict = f.judge(ids_of(letters, f))
-    assert (not verdict.reasons and not verdict.flags) == bool(WELL_FORMED.fullmatch(letters))
-    if STRAIGHT_TO_TOOLS.fullmatch(letters):
-        assert (verdict.reasons, verdict.flags) == ((), ("close_missing_before_tools",))
+    mask = response_mask(len(prompt), len(output), verdict.end)
+    assert mask.tolist() == [0] * len(prompt) + [1] * len(output)
+    assert judge_mask([*prompt, *output], mask.tolist(), s.family.grammar).kept
 
 
 @settings(max_examples=300)
-@given(FAMILIES, RESPONSES, st.data())
+@given(SHAPES, st.data())
+def test_a_response_passes_exactly_when_the_grammar_derives_it(s: Shape, data: st.DataObject) -> None:
+    shuffled = s.responses().flatmap(st.permutations).map("".join)
+    letters = data.draw(st.one_of(st.text(s.alphabet, max_size=14), shuffled))
+    assert (not found(s, letters)) == bool(s.well_formed.fullmatch(letters))
+    if s.family.profile.reasoning.closed_by_tools and s.straight_to_tools.fullmatch(letters):
+        assert found(s, letters) == {"close_missing_before_tools"}
+
+
+@settings(max_examples=150)
+@given(WRITTEN_BY, st.data())
 def test_a_moved_or_swapped_special_token_never_passes_unless_the_result_is_well_formed(
-    f: Family, letters: str, data: st.DataObject
+    written: tuple[Shape, str], data: st.DataObject
 ) -> None:
-    special = [i for i, letter in enumerate(letters) if letter.isupper()]
-    source = data.draw(st.sampled_from(special))
+    s, letters = written
+    source = data.draw(st.sampled_from(specials(letters)))
     target = data.draw(st.integers(0, len(letters) - 1))
     if data.draw(st.booleans()):
         rest = letters[:source] + letters[source + 1 :]
@@ -72,63 +157,73 @@ def test_a_moved_or_swapped_special_token_never_passes_unless_the_result_is_well
         swapped = list(letters)
         swapped[source], swapped[target] = swapped[target], swapped[source]
         moved = "".join(swapped)
-    verdict = f.judge(ids_of(moved, f))
-    assert (not verdict.reasons and not verdict.flags) == bool(WELL_FORMED.fullmatch(moved))
+    assert (not found(s, moved)) == bool(s.well_formed.fullmatch(moved))
 
 
-def expected_when_dropped(letters: str, index: int) -> set[str]:
+def expected_when_dropped(s: Shape, letters: str, index: int) -> set[str]:
     letter, following = letters[index], letters[index + 1 :]
     if letter == "N":
         return {"missing_end", "stop_without_end"}
+    if letter == "O":
+        return {"no_open"}
+    if letter == "C" and "B" in following:
+        closed_by_tools = s.family.profile.reasoning.closed_by_tools
+        return {"close_missing_before_tools"} if closed_by_tools else {"no_close"}
     if letter == "C":
-        return {"close_missing_before_tools"} if "S" in following else {"no_close", "empty_answer"}
-    if letter == "E" and following.startswith("B"):
+        return {"no_close", "empty_answer"}
+    if letter == "E" and "B" in following:
         return {"tool_nested"}
     return {"tool_unbalanced"}
 
 
-@given(FAMILIES, RESPONSES, st.data())
-def test_a_dropped_special_token_gives_its_reason(f: Family, letters: str, data: st.DataObject) -> None:
-    index = data.draw(st.sampled_from([i for i, letter in enumerate(letters) if letter.isupper()]))
-    verdict = f.judge(ids_of(letters[:index] + letters[index + 1 :], f))
-    assert {*verdict.reasons, *verdict.flags} == expected_when_dropped(letters, index)
+@given(WRITTEN_BY, st.data())
+def test_a_dropped_special_token_gives_its_reason(written: tuple[Shape, str], data: st.DataObject) -> None:
+    s, letters = written
+    index = data.draw(st.sampled_from(specials(letters)))
+    assert found(s, letters[:index] + letters[index + 1 :]) == expected_when_dropped(s, letters, index)
 
 
-DOUBLED = {"C": "second_close", "S": "tool_nested", "B": "tool_nested", "G": "tool_unbalanced", "E": "tool_unbalanced",
-           "T": "tool_unbalanced", "N": "tokens_after_end"}  # fmt: skip
+DOUBLED = {"O": "second_open", "C": "second_close", "S": "tool_nested", "B": "tool_nested", "N": "tokens_after_end"}
 
 
-@given(FAMILIES, RESPONSES, st.data())
-def test_a_doubled_special_token_gives_its_reason(f: Family, letters: str, data: st.DataObject) -> None:
-    index = data.draw(st.sampled_from([i for i, letter in enumerate(letters) if letter.isupper()]))
-    verdict = f.judge(ids_of(letters[:index] + letters[index] + letters[index:], f))
-    assert {*verdict.reasons, *verdict.flags} == {DOUBLED[letters[index]]}
+@given(WRITTEN_BY, st.data())
+def test_a_doubled_special_token_gives_its_reason(written: tuple[Shape, str], data: st.DataObject) -> None:
+    s, letters = written
+    index = data.draw(st.sampled_from(specials(letters)))
+    doubled = letters[:index] + letters[index] + letters[index:]
+    assert found(s, doubled) == {DOUBLED.get(letters[index], "tool_unbalanced")}
 
 
-@given(FAMILIES, RESPONSES, st.data())
-def test_a_cut_anywhere_is_a_truncation_and_nothing_else(f: Family, letters: str, data: st.DataObject) -> None:
-    length = data.draw(st.integers(1, len(letters) - 1))
-    left = letters[:length]
-    verdict = f.judge(ids_of(left, f), finish_reason="length", max_new_tokens=length)
-    if "C" not in left:
+@given(WRITTEN_BY, st.data())
+def test_a_cut_anywhere_is_a_truncation_and_nothing_else(written: tuple[Shape, str], data: st.DataObject) -> None:
+    s, letters = written
+    left = letters[: data.draw(st.integers(1, len(letters) - 1))]
+    if s.family.thinks and "C" not in left:
         expected = "truncated_in_reasoning"
-    elif "S" in left and "T" not in left:
-        expected = "truncated_in_tool_call"
+    elif s.family.section_begin >= 0:
+        expected = "truncated_in_tool_call" if "S" in left and "T" not in left else "truncated_in_answer"
     else:
-        expected = "truncated_in_answer"
-    assert (verdict.reasons, verdict.flags) == ((), (expected,))
+        expected = "truncated_in_tool_call" if left.rfind("B") > left.rfind("E") else "truncated_in_answer"
+    assert found(s, left, finish_reason="length", max_new_tokens=None) == {expected}
 
 
-@given(FAMILIES, RESPONSES, st.text("owCSBGETNOF", min_size=1, max_size=5))
-def test_anything_appended_is_tokens_after_the_end(f: Family, letters: str, appended: str) -> None:
-    assert "tokens_after_end" in f.judge(ids_of(letters + appended, f)).reasons
+@given(WRITTEN_BY, st.data())
+def test_anything_appended_is_tokens_after_the_end(written: tuple[Shape, str], data: st.DataObject) -> None:
+    s, letters = written
+    appended = data.draw(st.text(s.alphabet, min_size=1, max_size=5))
+    assert "tokens_after_end" in found(s, letters + appended)
 
 
-@settings(max_examples=300)
+ODD_IDS = st.one_of(
+    st.integers(), st.integers(0, 1023), *(st.sampled_from(sorted(family(name).ids.values())) for name in ALL)
+)
+
+
+@settings(max_examples=150)
 @given(
     FAMILIES,
     st.lists(st.integers(), max_size=60),
-    st.lists(st.one_of(st.integers(), st.integers(0, 1023), st.integers(163_580, 163_610)), max_size=200),
+    st.lists(ODD_IDS, max_size=200),
     st.sampled_from([None, "stop", "length", "abort"]),
     st.one_of(st.none(), st.integers()),
 )
@@ -151,10 +246,10 @@ def test_arbitrary_masks_are_judged_not_raised(f: Family, ids: list[int], mask: 
         assert verdict.reasons == ("mask_mismatch",)
 
 
-@given(RESPONSES)
+@given(shape("kimi_k25").responses())
 def test_lists_and_arrays_of_either_width_are_judged_alike(letters: str) -> None:
-    f = family("kimi_k25")
-    output = ids_of(letters, f)
+    s = shape("kimi_k25")
+    f, output = s.family, s.ids_of(letters)
     expected = judge(f.prompt, output, grammar=f.grammar)
     for dtype in (np.int32, np.int64):
         found = judge(np.array(f.prompt, dtype), np.array(output, dtype), grammar=f.grammar)

@@ -6,7 +6,7 @@ from hypothesis import given
 from aerie.boundary import response_mask
 
 from .families import family
-from .test_properties import RESPONSES, ids_of
+from .test_properties import BY_LETTERS, shape
 
 pytestmark = pytest.mark.slow  # importing speculators takes ten seconds and more
 
@@ -18,12 +18,14 @@ def build_boundary_sample() -> object:
     return build_boundary_sample
 
 
-def test_mask_of_well_formed_rows_is_that_of_speculators(build_boundary_sample) -> None:  # type: ignore[no-untyped-def]
-    f = family("kimi_k25")
+@pytest.mark.parametrize("name", BY_LETTERS)
+def test_mask_of_well_formed_rows_is_that_of_speculators(name: str, build_boundary_sample) -> None:  # type: ignore[no-untyped-def]
+    s = shape(name)
+    f = s.family
 
-    @given(RESPONSES)
+    @given(s.responses())
     def check(letters: str) -> None:
-        output = ids_of(letters, f)
+        output = s.ids_of(letters)
         input_ids, loss_mask = build_boundary_sample(f.prompt, output)
         assert input_ids == [*f.prompt, *output]
         assert loss_mask == response_mask(len(f.prompt), len(output), f.judge(output).end).tolist()

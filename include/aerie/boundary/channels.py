@@ -2,7 +2,8 @@
 
 What ``aerie.boundary.walk`` calls the opening tag is here the frame of the first message, whose channel is that of
 reasoning; the closing tag is that message's end. A frame's token out of its order is a ``foreign_special_token``, in a
-call ``tool_unbalanced``. Further messages of reasoning may follow a preamble, and nothing else.
+call ``tool_unbalanced``; so is the token that follows text outside of messages. Further messages of reasoning may
+follow a preamble, and nothing else.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,8 +33,8 @@ class ChannelWalk(Walk):
     _header: _Header = field(default_factory=lambda: _Header(0, first=True))
     _messages: int = 0
     _answering: bool = False
-    _reasoned: bool = False
     _after_reasoning: bool = False
+    _stray: bool = False
 
     def cut_flag(self) -> str:
         """The flag of a response that the cap cut where the walk stands."""
@@ -52,6 +53,8 @@ class ChannelWalk(Walk):
         if self.region is Region.HEADER and not self._header.constrained:
             part = self._header.role if self._header.channel is None else self._header.name
             part.extend(index for index in range(start, stop) if self.codes[index] == Kind.ORDINARY)
+        elif self.region is Region.BETWEEN and self._written(start, stop):
+            self._stray = True
         super()._ordinary(start, stop)
 
     def _special(self, index: int, kind: Kind) -> None:
@@ -63,7 +66,7 @@ class ChannelWalk(Walk):
             _STEPS[kind](self, index)
 
     def _on_start(self, index: int) -> None:
-        if self.region is not Region.BETWEEN:
+        if self.region is not Region.BETWEEN or self._stray:
             self._misplaced(index)
         self._begin_header(index)
 
@@ -91,7 +94,7 @@ class ChannelWalk(Walk):
         recipient = bool(self._recipient())
         known = name in (names.reasoning, names.preamble, names.answer)
         role_known = header.first or self._ids_at(header.role)[: len(names.role)] == names.role
-        if header.first and not (name == names.reasoning and header.channel is not None):
+        if header.first and (recipient or name != names.reasoning or header.channel is None):
             self.mark("no_open", 0)
         elif header.channel is None or not known or not role_known:
             self.mark("tool_unbalanced" if recipient and header.channel is None else "foreign_special_token", index)
@@ -106,7 +109,7 @@ class ChannelWalk(Walk):
         elif name == self.names.reasoning:
             if after_reasoning:
                 self.mark("second_open", index)
-            self._reasoned, self.region = True, Region.REASONING
+            self.region = Region.REASONING
         else:
             self._answering, self.region = name != self.names.preamble, Region.ANSWER
 
@@ -144,7 +147,7 @@ class ChannelWalk(Walk):
         if self.region is Region.REASONING:
             self.mark("no_close", index)
             self._leave_reasoning(index)
-        elif self.region is Region.HEADER and self._messages:
+        elif self.region in (Region.HEADER, Region.BETWEEN) and self._messages:
             self.mark("foreign_special_token", index)
         elif self.region is Region.HEADER:
             self.mark("no_open", 0)
@@ -166,7 +169,7 @@ class ChannelWalk(Walk):
             self.mark("foreign_special_token", index)
 
     def _begin_header(self, index: int) -> None:
-        self.region, self._header = Region.HEADER, _Header(index + 1)
+        self.region, self._stray, self._header = Region.HEADER, False, _Header(index + 1)
 
     def _channel_name(self) -> tuple[int, ...]:
         """The known channel that the header names; the ids where it names none."""

@@ -94,12 +94,14 @@ class Walk:
         self._start(prompt_end)
         position = 0
         for index in np.flatnonzero(self.codes > Kind.CONTINUED).tolist():
-            self._ordinary(position, index)
+            if position < index:
+                self._ordinary(position, index)
             position = self._special_stop(index)
             kind = Kind(int(self.codes[index]))
             self.spans.append(Span(_SPAN_OF_KIND[kind], index, position))
             self._special(index, kind)
-        self._ordinary(position, self.codes.size)
+        if position < self.codes.size:
+            self._ordinary(position, self.codes.size)
         self._finish()
 
     def mark(self, reason: str, *indices: int) -> None:
@@ -154,9 +156,7 @@ class Walk:
         return Kind(int(codes[0])) if codes.size else None
 
     def _ordinary(self, start: int, stop: int) -> None:
-        """Ordinary and white-space tokens ``start`` to ``stop`` in the present region."""
-        if start == stop:
-            return
+        """Ordinary and white-space tokens ``start`` to ``stop``, at least one, in the present region."""
         self.spans.append(Span(_SPAN_OF_REGION[self.region], start, stop))
         if self.region is Region.REASONING:
             self.reasoning_tokens += stop - start
