@@ -13,7 +13,7 @@ import pytest
 from aerie.artefacts.imported import ImportedRow, write_imported
 from aerie.artefacts.previews import iterate_previews
 from aerie.artefacts.prompts import Prompt, write_prompts
-from aerie.artefacts.response_log import Response, ResponseLog, iterate_responses, prompt_sha256
+from aerie.artefacts.response_log import Response, ResponseLog, iterate_responses, log_files, prompt_sha256
 from aerie.artefacts.samples import iterate_samples, iterate_verdicts
 from aerie.artefacts.superseded import Superseded, add_superseded
 from aerie.artefacts.verifier_tokens import write_verifier_tokens
@@ -246,6 +246,22 @@ def test_second_run_has_nothing_to_do_until_log_or_policy_change(dataset: Datase
     assert dropped.manifest.counts["kept"] == first.manifest.counts["kept"] - 1
     dataset.answer(dataset.prompts[-1], "a</think>b<|im_end|>")
     assert dataset.validate().manifest.counts["rows"] == 7
+
+
+def test_rows_of_sealed_segments_are_judged_too_and_a_damaged_segment_is_refused(dataset: Dataset) -> None:
+    mixed(dataset)
+    with ResponseLog(dataset.files.responses, segment_bytes=10):
+        segment, live = log_files(dataset.files.responses)
+    assert live.stat().st_size == 0
+    first = dataset.validate()
+    assert first.manifest.counts["rows"] == 6
+    assert segment.as_uri() in {source.uri for source in first.manifest.inputs}
+    assert dataset.validate().reused
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 4
+    segment.write_bytes(data)
+    with pytest.raises(Failed, match=rf"{segment.name}: the row at byte \d+.*run generate again"):
+        dataset.validate()
 
 
 def test_too_many_quarantined_rows_fail_with_reasons_and_leave_no_manifest(dataset: Dataset) -> None:
