@@ -38,9 +38,10 @@ PROMPT = np.array([163_587, *range(500), 163_601, OPEN])
 def rows() -> list[np.ndarray]:
     """Responses with reasoning, an answer, a tool call and an end; token frequencies fall as those of text do."""
     random = np.random.default_rng(0)
+    ids = random.permutation(163_000)  # the most frequent tokens of a vocabulary are not its first
     made = []
     for _ in range(ROWS):
-        text = np.minimum(random.zipf(1.3, 1990), 163_000)
+        text = ids[np.minimum(random.zipf(1.3, 1990), ids.size) - 1]
         made.append(np.concatenate([text[:1500], [CLOSE], text[1500:], TOOLS, [END]]).astype(np.int64))
     return made
 

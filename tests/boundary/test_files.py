@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -191,3 +193,22 @@ def test_verdict_is_one_line_of_plain_json_whatever_the_id_is(tmp_path: Path, gi
         "file", "row", "id", "verdict", "reasons", "flags", "positions", "unchecked", "reasoning_tokens",
         "answer_tokens", "tool_calls",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows_a_group", [200, 10**6])
+def test_parquet_is_read_page_by_page_however_large_its_row_groups_are(tmp_path: Path, rows_a_group: int) -> None:
+    numbers = np.random.default_rng(0).integers(300, 160_000, 5_000_000).astype(np.int32)
+    output = pa.ListArray.from_arrays(np.arange(0, numbers.size + 1, 1000, dtype=np.int32), numbers)
+    prompts = pa.array([F.prompt] * len(output), pa.list_(pa.int32()))
+    table = pa.table({"prompt_ids": prompts, "output_ids": output})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=rows_a_group, use_dictionary=False)
+    size = (tmp_path / "rows.parquet").stat().st_size
+    del table, prompts, output, numbers
+    most = 0
+    tracemalloc.start()
+    try:
+        for _ in row_files.iterate_file(tmp_path / "rows.parquet", ["prompt_ids", "output_ids"]):
+            most = max(most, pa.total_allocated_bytes() + tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert most < size / 2

@@ -37,6 +37,8 @@ NEEDS_VOCABULARY = ("foreign_special_token",)
 NEEDS_WHITE_SPACE = ("empty_reasoning", "empty_answer")
 """Without white-space ids, white space counts as text."""
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
 CACHED_TOOLS_CHARACTERS = 16 << 10
 """The same declarations stand in many rows; larger ones are read anew, so that memory stays flat."""
 
@@ -70,7 +72,7 @@ class FileVerdict:
 
     def as_json(self) -> str:
         """One line of JSON, all of it ASCII, whatever the row's id is."""
-        return json.dumps({**vars(self), "id": plain(self.id)}, allow_nan=False)
+        return _ENCODER.encode({**vars(self), "id": plain(self.id)})
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from aerie.errors import BadInput
 
 STANDARD_INPUT = Path("-")
-ROWS_PER_BATCH = 512
+ROWS_PER_BATCH = 64
 LONGEST_LINE_BYTES = 64 << 20
 READ_BYTES = 1 << 20
 
@@ -136,8 +136,8 @@ def _json_row(line: bytes | None, number: int, where: str) -> FileRow:
 def _parquet_rows(path: Path, file: io.BufferedReader, columns: Sequence[str]) -> Iterator[FileRow]:
     if not file.seekable():
         raise BadInput(f"{path}: is Parquet, which is read from its end: name a file, not a pipe")
-    # With a buffer, a column is read page by page; without one, whole row groups are.
-    with pq.ParquetFile(file, buffer_size=READ_BYTES) as parquet:
+    # With a buffer and nothing read ahead, a column is read page by page; otherwise memory grows with the file.
+    with pq.ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False) as parquet:
         present = [name for name in columns if name in parquet.schema_arrow.names]
         number = 0
         for batch in parquet.iter_batches(batch_size=ROWS_PER_BATCH, columns=present):
