@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aerie.settings.pipeline import GENERIC, SourceSettings
@@ -62,6 +62,7 @@ ROWS = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("name", [*READERS, GENERIC])
+@settings(max_examples=50)
 @given(row=ROWS)
 def test_any_row_is_read_or_refused_with_a_reason(name: str, row: dict[str, Any]) -> None:
     finished = row | {"exit_status": "submitted", "resolved": True}
