@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +12,12 @@ from aerie.artefacts.files import atomic_path
 from aerie.errors import BadInput
 
 ROWS_PER_GROUP = 1024
+BUFFER_BYTES = 1 << 20
+
+
+def open_parquet(source: Path | BinaryIO) -> pq.ParquetFile:
+    """Open a file that is read page by page; as Arrow opens one by default, reading it ends up holding all of it."""
+    return pq.ParquetFile(source, buffer_size=BUFFER_BYTES, pre_buffer=False)
 
 
 class RowWriter:
@@ -75,7 +81,7 @@ def iterate_batches(
     if not path.is_file():
         raise BadInput(f"{path}: not there; run stage {written_by} first")
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             if not file.schema_arrow.equals(schema):
                 raise BadInput(f"{path}: expected columns {_columns(schema)}; found {_columns(file.schema_arrow)}")
             yield from file.iter_batches(batch_size=ROWS_PER_GROUP, columns=columns)

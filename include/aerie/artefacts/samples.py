@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from aerie.artefacts.parquet import ROWS_PER_GROUP, RowWriter, iterate_rows, row_writer
+from aerie.artefacts.parquet import ROWS_PER_GROUP, RowWriter, iterate_rows, open_parquet, row_writer
 from aerie.artefacts.prompts import Split
 from aerie.errors import BadInput
 
@@ -204,7 +204,7 @@ def _open_samples(path: Path) -> Iterator[pq.ParquetFile]:
     if not path.is_file():
         raise BadInput(f"{path}: not there; run stage validate first")
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             if not file.schema_arrow.equals(SAMPLE_SCHEMA):
                 raise BadInput(f"{path}: not a file of samples of this version; run stage validate again")
             yield file

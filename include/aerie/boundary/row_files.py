@@ -15,10 +15,10 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
+from aerie.artefacts.parquet import open_parquet
 from aerie.errors import BadInput
 
 STANDARD_INPUT = Path("-")
@@ -136,8 +136,7 @@ def _json_row(line: bytes | None, number: int, where: str) -> FileRow:
 def _parquet_rows(path: Path, file: io.BufferedReader, columns: Sequence[str]) -> Iterator[FileRow]:
     if not file.seekable():
         raise BadInput(f"{path}: is Parquet, which is read from its end: name a file, not a pipe")
-    # With a buffer and nothing read ahead, a column is read page by page; otherwise memory grows with the file.
-    with pq.ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False) as parquet:
+    with open_parquet(file) as parquet:
         present = [name for name in columns if name in parquet.schema_arrow.names]
         number = 0
         for batch in parquet.iter_batches(batch_size=ROWS_PER_BATCH, columns=present):

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from aerie.artefacts.parquet import open_parquet
 from aerie.errors import BadInput, Retryable
 from aerie.settings.pipeline import SourceSettings
 from aerie.sources.conversation import Unusable
@@ -225,7 +225,7 @@ def _skip_separators(text: str, position: int) -> int:
 
 
 def _parquet_rows(path: Path) -> Iterator[SourceRow]:
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         yield from _batch_rows(path, file.iter_batches(batch_size=BATCH_ROWS))
 
 
