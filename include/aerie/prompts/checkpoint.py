@@ -14,7 +14,7 @@ from aerie.artefacts.files import sha256_of
 from aerie.artefacts.verifier_tokens import VerifierTokens
 from aerie.errors import BadInput
 from aerie.settings.pipeline import VerifierSettings
-from aerie.settings.profile import Profile, checkpoint_code_allowed
+from aerie.settings.profile import Profile, Spelled, checkpoint_code_allowed
 
 VOCABULARY_FILES = ("tokenizer.json", "tiktoken.model", "tokenizer.model")
 GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -173,6 +173,10 @@ def resolve_names(tokenizer: Any, profile: Profile) -> tuple[dict[str, int], dic
     for text in dict.fromkeys(profile.pieces()):
         if text not in added:
             text_ids[text] = tuple(tokenizer.encode(text, add_special_tokens=False))
+    for tag in (profile.reasoning.open, profile.reasoning.close):
+        for text in tag.texts if isinstance(tag, Spelled) else ():
+            if text in added:
+                wrong.append(f"{text!r}: expected a text of ordinary tokens, found the special token {added[text]}")
     return token_ids, text_ids, wrong
 
 
