@@ -1,82 +1,56 @@
-"""Generation against real SGLang with the demo's verifier: killed twice, and nothing lost or repeated."""
+"""The crash matrix against one real SGLang with the demo's verifier: nothing lost, nothing twice."""
 
 import json
-import os
-import subprocess
-import sys
-import time
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from aerie.artefacts.previews import iterate_previews
 from aerie.artefacts.response_log import iterate_responses
-from aerie.generation.stage import generate
 from aerie.serving import client as serving
-from aerie.settings.machine import PROJECT_ROOT, python_of
-from aerie.settings.pipeline import load_settings
-from aerie.stages import Events, StageRequest
-from aerie.store.connection import connected
-from aerie.store.queries.ledger import count_ledger, read_ledger
 
-DATASET = "B1_glaive"
-KILLED_AT_ROWS = (6, 20)
+from .real import RealWorld
+
+KILLS = 10
+SOON_SECONDS = 10.0
 
 
 @pytest.fixture
-def request_file(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+def world(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealWorld]:
     monkeypatch.setenv("AERIE_DATABASE_URL", database_url)
-    settings = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
-    path = tmp_path / "request.json"
-    request = StageRequest(
-        settings=settings, data_root=tmp_path, server_folder=tmp_path / "server", edition="main", dataset=DATASET,
-        run_id="real",
-    )  # fmt: skip
-    path.write_text(request.model_dump_json())
-    return path
-
-
-def start(python: Path, stage: str, request: Path) -> subprocess.Popen[bytes]:
-    folder = request.parent
-    return subprocess.Popen(
-        [
-            str(python), "-m", "aerie", "stage", stage, "--request", str(request), "--result",
-            str(folder / f"{stage}.json"), "--events", str(folder / "events.jsonl"),
-        ],
-        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT / "include")}, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    made = RealWorld(tmp_path, database_url)
+    made.finish(made.start("prepare"))
+    try:
+        yield made
+    finally:
+        serving.stop(tmp_path / "server")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_generator_killed_against_real_sglang_goes_on_without_loss_or_repetition(request_file, tmp_path):
-    prepared = start(python_of("model"), "prepare", request_file)
-    assert prepared.wait() == 0, prepared.stderr.read().decode()
-    request = StageRequest.model_validate_json(request_file.read_bytes())
-    files = request.files.dataset(DATASET)
-    try:
-        for rows in KILLED_AT_ROWS:
-            process = start(Path(sys.executable), "generate", request_file)
-            while not files.responses.exists() or files.responses.read_bytes().count(b"\n") < rows:
-                assert process.poll() is None, process.stderr.read().decode()
-                time.sleep(0.01)
-            process.kill()
-            process.communicate()
-        result = generate(request, Events(tmp_path / "events.jsonl"))
-    finally:
-        serving.stop(request.server_folder)
-    assert result.manifest is not None
-    counts = result.manifest.counts
-    assert counts["stopped_by"] == "budget" and counts["response_tokens"] >= request.dataset_settings.budget_tokens
-    shown = list(iterate_previews(files.canary_previews))
+def test_generator_and_server_killed_under_load_lose_nothing_and_repeat_nothing(world):
+    dice = random.Random(KILLS)
+    durable: set[str] = set()
+    for number in [signal.SIGKILL] * KILLS + [signal.SIGTERM]:
+        now = world.strike(number, dice)
+        assert durable < now, "a durable row was lost, or nothing went on"
+        durable = now
+    for victim in ("scheduler", "server"):
+        assert world.kill_in_server(victim) < SOON_SECONDS, f"the death of the {victim} was noticed late"
+        now = world.durable()
+        assert durable < now
+        durable = now
+    world.finish(world.start())
+    world.check()
+    logged = Counter(response.sample_id for response in iterate_responses(world.files.responses))
+    assert durable < set(logged) and max(logged.values()) == 1, "a durable row was generated again"
+    shown = list(iterate_previews(world.files.canary_previews))
     assert len(shown) == 3 and all(
         ("boundary", "</think>") in preview.spans for preview in shown if not preview.reasons
     )
-    messages = [json.loads(line).get("message", "") for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    messages = [json.loads(line).get("message", "") for line in (world.root / "events.jsonl").read_text().splitlines()]
     assert {"Sample 1 of 3", "Sample 2 of 3", "Sample 3 of 3"} <= {message.split(":")[0] for message in messages}
-    rows = list(iterate_responses(files.responses))
-    assert len({row.sample_id for row in rows}) == len(rows) == counts["generated"]
-    with connected(os.environ["AERIE_DATABASE_URL"]) as connection:
-        ledger = read_ledger(connection, edition="main", dataset=DATASET)
-        kept = count_ledger(connection, edition="main", dataset=DATASET).kept_response_tokens
-    assert kept == sum(row.completion_tokens for row in rows if ledger[row.sample_id].state == "kept")
