@@ -22,8 +22,9 @@ def validate(
         Path | None, typer.Option(help="The verifier's checkpoint folder, for the rules that need text.")
     ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let the checkpoint's own tokenizer code run.")
+        bool, typer.Option("--trust-remote-code", help="Let the checkpoint's own tokenizer code run; needs --revision.")
     ] = False,
+    revision: Annotated[str | None, typer.Option(help="Commit of the checkpoint.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one verdict a row as JSON.")] = False,
 ) -> None:
     """Judge responses made with any tool; exit 0 all kept, 1 some not, 2 a row or a file cannot be read."""
@@ -32,7 +33,7 @@ def validate(
     from aerie.boundary.files import FileJudge
     from aerie.boundary.validating import validate_files
 
-    judge = FileJudge.of(profile, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+    judge = FileJudge.of(profile, tokenizer=tokenizer, trust_remote_code=trust_remote_code, revision=revision)
     raise typer.Exit(validate_files(files, judge, as_json=json, say=say))
 
 

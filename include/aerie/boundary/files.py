@@ -98,13 +98,21 @@ class FileJudge:
         )
 
     @classmethod
-    def of(cls, profile: str, *, tokenizer: Path | None = None, trust_remote_code: bool = False) -> Self:
+    def of(
+        cls,
+        profile: str,
+        *,
+        tokenizer: Path | None = None,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+    ) -> Self:
         """Compile the profile of that name.
 
         Args:
             profile: name of the verifier's profile.
             tokenizer: the verifier's checkpoint folder, for the rules that need text (needs the model environment).
             trust_remote_code: whether that folder's own code may run, where the profile needs it.
+            revision: the commit of that code, without which it does not run.
 
         Raises:
             BadInput: there is no such profile, its ids are not known without a tokenizer, or the tokenizer is of
@@ -119,7 +127,9 @@ class FileJudge:
                 raise BadInput(f"{error}{hint}") from error
         from aerie.prompts.checkpoint import load_verifier
 
-        verifier = load_verifier(VerifierSettings(path=tokenizer, profile=profile, trust_remote_code=trust_remote_code))
+        verifier = load_verifier(
+            VerifierSettings(path=tokenizer, profile=profile, trust_remote_code=trust_remote_code, revision=revision)
+        )
         tokens = verifier.tokens
         grammar = compile_grammar(
             verifier.profile,
