@@ -32,13 +32,14 @@ class Rule:
 _CORRUPT = (
     (
         "prompt_not_open",
-        "The prompt of a thinking profile ends neither with the open tag nor with the closed block: "
-        "the template or its switch was wrong, or the loss mask is off by one.",
+        "The prompt of a thinking profile ends neither with the open tag, nor with the closed block, nor, where the "
+        "model opens its reasoning itself, with the bare header: the template or its switch was wrong, or the loss "
+        "mask is off by one. What stands before a trained segment of an imported row must end so in every family.",
         "SpecForge#296, SpecForge#885",
     ),
     (
         "no_open",
-        "The model opens its own reasoning in this family, and did not: the tag was stripped.",
+        "The model opens its own reasoning in this family, and did not: the tag was stripped, or the prompt has it.",
         "SpecForge#544",
     ),
     (
@@ -75,7 +76,8 @@ _CORRUPT = (
     ),
     (
         "foreign_special_token",
-        "A special token that a response may not hold (another turn's header, padding).",
+        "A special token that a response may not hold (another turn's header, padding), or, where messages have "
+        "channels, a token of a message's frame out of its order.",
         "vllm PR#28543",
     ),
     ("id_out_of_range", "An id outside the vocabulary: another tokenizer, or a broken file.", "design"),
@@ -87,13 +89,14 @@ _CORRUPT = (
     ),
     (
         "tool_unbalanced",
-        "A tool token out of its order, text between calls, or a section without a call or an end.",
+        "A tool token out of its order, text between the calls of a section or between the tokens of an argument, or a "
+        "section or call without its end.",
         "vllm PR#28543",
     ),
     ("tool_nested", "A tool section inside a section, or a call inside a call.", "vllm#24478"),
     (
         "think_tag_while_off",
-        "Thinking is off (the prompt carries the closed block) and the response holds a tag.",
+        "Thinking is off (the prompt ends with the closed block) and the response holds a tag.",
         "Automodel: a template switch that the model ignores",
     ),
     (
