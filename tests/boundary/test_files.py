@@ -195,6 +195,17 @@ def test_verdict_is_one_line_of_plain_json_whatever_the_id_is(tmp_path: Path, gi
     ]  # fmt: skip
 
 
+def test_parquet_whose_text_is_no_text_is_a_damaged_file_not_a_crash(tmp_path: Path) -> None:
+    name = written(tmp_path / "name.parquet", [{**ROWS[0], "zzzz": 1}])
+    name.write_bytes(name.read_bytes().replace(b"zzzz", b"\xff\xfe\xfd\xfc"))
+    raw = pa.array([b"\xff"])
+    text = pa.StringArray.from_buffers(1, raw.buffers()[1], raw.buffers()[2])
+    pq.write_table(pa.table({"prompt_ids": [F.prompt], "output_ids": [GOOD], "id": text}), tmp_path / "text.parquet")
+    for path in (name, tmp_path / "text.parquet"):
+        with pytest.raises(BadInput, match=f"{path}: cannot be read to its end"):
+            list(judge_file(path, "kimi_k25"))
+
+
 @pytest.mark.parametrize("rows_a_group", [200, 10**6])
 def test_parquet_is_read_page_by_page_however_large_its_row_groups_are(tmp_path: Path, rows_a_group: int) -> None:
     numbers = np.random.default_rng(0).integers(300, 160_000, 5_000_000).astype(np.int32)

@@ -16,8 +16,15 @@ BUFFER_BYTES = 1 << 20
 
 
 def open_parquet(source: Path | BinaryIO) -> pq.ParquetFile:
-    """Open a file that is read page by page; as Arrow opens one by default, reading it ends up holding all of it."""
-    return pq.ParquetFile(source, buffer_size=BUFFER_BYTES, pre_buffer=False)
+    """Open a file that is read page by page; as Arrow opens one by default, reading it ends up holding all of it.
+
+    Raises:
+        pa.ArrowInvalid: it is not Parquet, or a damaged one.
+    """
+    try:
+        return pq.ParquetFile(source, buffer_size=BUFFER_BYTES, pre_buffer=False)
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"the name of a column is not UTF-8: {error}") from error
 
 
 class RowWriter:

@@ -63,7 +63,7 @@ def iterate_file(path: Path, columns: Sequence[str]) -> Iterator[FileRow]:
                 yield from _parquet_rows(path, file, columns)
             else:
                 yield from _json_rows(path, file, head)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read{_to_its_end(error)}: {_reason(error)}") from error
 
 

@@ -81,7 +81,7 @@ def iterate_file(path: Path) -> Iterator[SourceRow]:
         raise BadInput(f"{path}: expected {', '.join(_READERS)} (JSON also with .gz or .zst)")
     try:
         yield from _READERS[_format(path)](path)
-    except (OSError, EOFError, pa.ArrowException) as error:
+    except (OSError, EOFError, pa.ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read to its end: {error}") from error
 
 
