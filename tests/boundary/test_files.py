@@ -16,6 +16,7 @@ import zstandard
 from aerie.boundary import row_files
 from aerie.boundary.files import FileVerdict, UnreadableRow, judge_file
 from aerie.errors import BadInput
+from aerie.settings.profile import profile_names
 
 from .families import family
 
@@ -174,6 +175,17 @@ def test_file_without_rows_is_an_error_not_a_pass(tmp_path: Path, content: bytes
 def test_profile_whose_ids_only_its_checkpoint_knows_needs_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--tokenizer"):
         list(judge_file(written(tmp_path / "rows.jsonl", ROWS), "demo"))
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_family_judges_a_file_by_itself_or_says_that_it_needs_the_tokenizer(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path / "rows.jsonl", [ROWS[0], {"messages": [{"role": "assistant", "content": "Paris"}]}])
+    try:
+        found = list(judge_file(path, name))
+    except BadInput as error:
+        assert "--tokenizer" in str(error)
+    else:
+        assert all(isinstance(verdict, FileVerdict) and verdict.unchecked for verdict in found) and len(found) == 2
 
 
 def test_missing_file_or_folder_is_one_clear_error(tmp_path: Path) -> None:
