@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import psycopg2
@@ -99,19 +101,23 @@ def test_prompts_become_a_measured_drafter(stack, first_run):
     assert summary["benchmark"]["lossless"] is True
 
 
-def test_every_prompt_is_in_exactly_one_state_and_the_log_agrees_with_the_ledger(stack, first_run):
+def check_log_equals_ledger(stack: dict, edition: str) -> None:
     rows = query(
         stack,
         "SELECT sample_id, state, completion_tokens FROM samples WHERE edition = %s AND dataset = 'B1_glaive'",
-        EDITION,
+        edition,
     )
     states = {sample_id: state for sample_id, state, _ in rows}
     assert len(states) == len(rows)
-    log = HOME / "data" / "editions" / EDITION / "datasets" / "B1_glaive" / "responses.jsonl"
+    log = HOME / "data" / "editions" / edition / "datasets" / "B1_glaive" / "responses.jsonl"
     responses = [json.loads(line) for line in log.read_text().splitlines()]
-    answered = {response["sample_id"] for response in responses}
+    answered = {response["sample_id"]: len(response["output_ids"]) for response in responses}
     assert len(answered) == len(responses)
-    assert answered == {sample_id for sample_id, state in states.items() if state in ("kept", "quarantined")}
+    assert answered == {sample_id: tokens for sample_id, state, tokens in rows if state in ("kept", "quarantined")}
+
+
+def test_every_prompt_is_in_exactly_one_state_and_the_log_agrees_with_the_ledger(stack, first_run):
+    check_log_equals_ledger(stack, EDITION)
 
 
 def test_the_servers_are_gone_after_the_run(first_run):
@@ -130,3 +136,38 @@ def test_a_second_run_of_the_same_edition_finds_everything_done(api, stack, firs
     for task_id in ("B1_glaive.generate", "A1.validate", "merge", "capture", "train", "benchmark"):
         log = "\n".join(api.log(DAG_ID, run_id, task_id, 1))
         assert "nothing to do" in log, task_id
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_generating_task_that_is_ended_is_tried_again_and_goes_on_from_its_ledger(api, stack):
+    from aerie.local.watched_run import wait_for_dag
+
+    wait_for_dag(api, DAG_ID)
+    edition, task_id = "ended", "B1_glaive.generate"
+    conf = {"datasets": ["B1_glaive"], "edition": edition, "budget_tokens": 0, "to": "validate"}
+    run_id = api.trigger(DAG_ID, conf)
+
+    def kept() -> int:
+        statement = "SELECT count(*) FROM samples WHERE edition = %s AND state = 'kept'"
+        return query(stack, statement, edition)[0][0]
+
+    def task() -> dict:
+        return next(task for task in api.tasks(DAG_ID, run_id) if task["task_id"] == task_id)
+
+    def ended() -> bool:
+        return api.run(DAG_ID, run_id)["state"] in ("success", "failed")
+
+    until(lambda: kept() >= 20 or ended())
+    os.kill(task()["pid"], signal.SIGTERM)
+    until(lambda: (task()["try_number"] == 2 and task()["state"] == "running") or ended())
+    before = kept()
+    assert 0 < before < 120, "the task was not ended in the middle"
+    until(ended)
+    assert api.run(DAG_ID, run_id)["state"] == "success"
+    check_log_equals_ledger(stack, edition)
+
+
+def until(condition) -> None:
+    while not condition():  # bounded by the test's own limit
+        time.sleep(0.2)

@@ -42,7 +42,7 @@ def interrupt_between_batches() -> None:
 
     told_to_end: list[int] = []
 
-    class Handler(graceful_shutdown.GracefulShutdownHandler):
+    class Handler(graceful_shutdown.GracefulShutdownHandler):  # type: ignore[misc]
         def _handler(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
             if os.getpid() != self._owner_pid:
                 return
@@ -53,7 +53,7 @@ def interrupt_between_batches() -> None:
         def restore(self) -> None:
             """Leave the handler in place until the process ends: a repeated signal must not cut off the save."""
 
-    class Batches(trainer.BatchRecoveryCoordinator):
+    class Batches(trainer.BatchRecoveryCoordinator):  # type: ignore[misc]
         def consume(self, batch: dict[str, Any], *, synchronize: bool = False) -> None:
             if told_to_end:
                 raise graceful_shutdown.TrainingInterruptedError(signal.Signals(told_to_end[0]).name)
