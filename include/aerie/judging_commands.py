@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from aerie.errors import Failed
+from aerie.errors import BadInput, Failed
 
 _MOVED = "AERIE_MOVED_TO_MODEL_ENVIRONMENT"
 
@@ -28,6 +28,8 @@ def validate(
     json: Annotated[bool, typer.Option("--json", help="Print one verdict a row as JSON.")] = False,
 ) -> None:
     """Judge responses made with any tool; exit 0 all kept, 1 some not, 2 a row or a file cannot be read."""
+    if tokenizer is None and (trust_remote_code or revision is not None):
+        raise BadInput("--trust-remote-code and --revision say how --tokenizer is loaded: name its folder")
     if tokenizer is not None:
         move_to_model_environment()
     from aerie.boundary.files import FileJudge

@@ -80,6 +80,12 @@ def test_unknown_profile_is_told_with_the_known_ones(tmp_path: Path) -> None:
     assert "no profile named 'kimi'" in done.stderr and "kimi_k25" in done.stderr
 
 
+def test_option_that_only_a_tokenizer_reads_is_refused_without_one(tmp_path: Path) -> None:
+    written(tmp_path / "rows.jsonl", ROWS)
+    done = aerie("validate", "rows.jsonl", "--profile", "kimi_k25", "--trust-remote-code", folder=tmp_path)
+    assert done.returncode == 2 and "--tokenizer" in done.stderr and not done.stdout
+
+
 def test_tokenizer_decides_what_needs_text(tmp_path: Path) -> None:
     from .families import TINY_VERIFIER, family
 

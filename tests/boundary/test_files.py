@@ -18,7 +18,7 @@ from aerie.boundary.files import FileVerdict, UnreadableRow, judge_file
 from aerie.errors import BadInput
 from aerie.settings.profile import profile_names
 
-from .families import family
+from .families import TINY_VERIFIER, family
 
 F = family("kimi_k25")
 GOOD = [301, F.close, 302, F.end]
@@ -74,6 +74,38 @@ def test_tool_text_is_unchecked_without_a_tokenizer_never_passed(tmp_path: Path)
     assert {"tool_arguments_not_json", "tool_name_unknown", "foreign_special_token"} <= set(verdict.unchecked)
 
 
+def test_tags_that_only_a_tokenizer_knows_are_unchecked_without_one(tmp_path: Path) -> None:
+    row = {"prompt_ids": [0, 128803, 5, 128804], "output_ids": [6, 1], "finish_reason": "stop"}
+    (verdict,) = judge_file(written(tmp_path / "rows.jsonl", [row]), "deepseek_v3_0324")
+    assert {"no_close", "second_open", "second_close", "empty_reasoning"} <= {*verdict.unchecked}
+
+
+def test_counts_are_read_as_pandas_writes_a_column_with_gaps(tmp_path: Path) -> None:
+    counts = pa.array([4.0, None, 5.0])
+    rows = {"prompt_ids": [F.prompt] * 3, "output_ids": [GOOD] * 3, "completion_tokens": counts}
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    assert [verdict.reasons for verdict in judged(tmp_path / "rows.parquet")] == [(), (), ("count_mismatch",)]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_tools_of_other_rows_do_not_keep_a_call_from_being_held_against_its_own(tmp_path: Path, name: str) -> None:
+    demo = family("demo")
+
+    def row(tool: str, argument: str) -> dict[str, Any]:
+        function = {"name": tool, "parameters": {"type": "object", "properties": {argument: {"type": "integer"}}}}
+        said = demo.tokenizer.encode(json.dumps({argument: "3"}), add_special_tokens=False)
+        name = demo.tokenizer.encode(f"functions.{tool}:0", add_special_tokens=False)
+        call = [demo.call_begin, *name, demo.argument_begin, *said, demo.call_end]
+        return {
+            "prompt_ids": demo.prompt, "output_ids": [301, demo.close, *demo.section(call), demo.end],
+            "tools": [{"type": "function", "function": function}],
+        }  # fmt: skip
+
+    path = written(tmp_path / name, [row("add", "a"), row("take", "b")])
+    verdicts = list(judge_file(path, "demo", tokenizer=TINY_VERIFIER))
+    assert [verdict.flags for verdict in verdicts] == [("tool_arguments_schema",)] * 2
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -91,8 +123,9 @@ def test_tool_text_is_unchecked_without_a_tokenizer_never_passed(tmp_path: Path)
         ('{"prompt_ids": [1], "output_ids": [2], "max_new_tokens": "8"}', "expected max_new_tokens"),
         ('{"prompt_ids": [1], "output_ids": [2], "max_new_tokens": -1}', "an integer of at least 1"),
         ('{"prompt_ids": [1], "output_ids": [2], "completion_tokens": true}', "expected completion_tokens"),
+        ('{"prompt_ids": [1], "output_ids": [2], "completion_tokens": 1.5}', "expected completion_tokens"),
         ('{"prompt_ids": [1], "output_ids": [2], "tools": {"name": "f"}}', "expected tools"),
-        ('{"prompt_ids": [1], "output_ids": [2], "tools": "[1]"}', "expected a JSON list of tool declarations"),
+        ('{"prompt_ids": [1], "output_ids": [2], "tools": "[1]"}', "declarations, each an object with a name"),
         ("[1, 2]", "expected a JSON object, found a list"),
         ('{"prompt_ids": [1', "row 1 (line 3): not JSON"),
         ("\x00", "not JSON"),

@@ -225,6 +225,21 @@ CASES = {
         lambda f: in_tools(f, *f.section([*f.call()[:2], *f.call(1)])),
         {}, {"tool_nested"}, set(),
     ),
+    "section_tokens_swapped": (
+        section, lambda f: in_tools(f, f.section_end, *f.call(), f.section_begin), {}, {"tool_unbalanced"}, set()
+    ),
+    "section_begun_after_its_call": (
+        section, lambda f: in_tools(f, *f.call(), f.section_begin, f.section_end), {}, {"tool_unbalanced"}, set()
+    ),
+    "call_begun_after_its_argument": (
+        separated,
+        lambda f: in_tools(f, *f.section([f.argument_begin, 320, f.call_begin, 310, f.call_end])),
+        {}, {"tool_unbalanced"}, set(),
+    ),
+    "call_end_before_the_answer": (tools, lambda f: in_tools(f, f.call_end, *ANSWER), {}, {"tool_unbalanced"}, set()),
+    "foreign_before_opening": (
+        opened, lambda f: [f.foreign, *f.said(REASONING, ANSWER)], {}, {"foreign_special_token"}, set()
+    ),
     "argument_without_pairs": (
         pairs, lambda f: in_tools(f, f.call_begin, 320, f.call_end), {}, set(), set()
     ),
@@ -366,6 +381,15 @@ def test_prompt_that_does_not_leave_reasoning_as_the_family_does_is_corrupt(f: F
     prompt = f.header if f.profile.reasoning.opens_in == "prompt" else f.header[:-1]
     verdict = f.judge(f.said(REASONING, ANSWER), prompt=list(prompt))
     assert said(verdict) == ({"prompt_not_open"}, set())
+
+
+@families(lambda f: bool(f.grammar.behind_open))
+def test_prompt_without_the_white_space_behind_its_tag_is_open_unless_the_response_has_it(f: Family) -> None:
+    behind = f.grammar.behind_open
+    prompt = f.prompt[: -len(behind)]
+    assert f.judge(f.said(REASONING, ANSWER), prompt=prompt).kept
+    cut_early = f.judge([*behind, *f.said(REASONING, ANSWER)], prompt=prompt)
+    assert said(cut_early) == ({"prompt_not_open"}, set())
 
 
 @families(lambda f: opened(f) and tags(f))

@@ -37,6 +37,9 @@ NEEDS_VOCABULARY = ("foreign_special_token",)
 NEEDS_WHITE_SPACE = ("empty_reasoning", "empty_answer")
 """Without white-space ids, white space counts as text."""
 
+NEEDS_TAGS = ("no_close", "second_open", "second_close", "empty_reasoning")
+"""Where the tags are spelled by ordinary tokens, only a tokenizer knows them."""
+
 _ENCODER = json.JSONEncoder(allow_nan=False)
 
 CACHED_TOOLS_CHARACTERS = 16 << 10
@@ -95,6 +98,7 @@ class FileJudge:
         self._always_unchecked = (
             *(() if decode else NEEDS_VOCABULARY),
             *(() if knows_white_space else NEEDS_WHITE_SPACE),
+            *(() if grammar.tags_known else NEEDS_TAGS),
         )
 
     @classmethod
@@ -227,7 +231,14 @@ def _tools_of(row: FileRow) -> Mapping[str, Any] | None:
     if not isinstance(tools, str | list):
         raise BadInput(f"{row.where}: expected tools to be a list of declarations, or a string of JSON")
     try:
-        text = tools if isinstance(tools, str) else json.dumps(tools, default=str)
+        text = tools if isinstance(tools, str) else json.dumps(_without_nulls(tools), default=str)
         return (_cached_tools if len(text) <= CACHED_TOOLS_CHARACTERS else declared_tools)(text)
     except (BadInput, RecursionError) as error:
         raise BadInput(f"{row.where}: {error}") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """A declaration without its null members: a column of objects holds every key that any of them has."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(member) for key, member in value.items() if member is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -81,9 +81,8 @@ TOOL_KINDS = frozenset(kind for kind in Kind if Kind.SECTION_BEGIN <= kind <= Ki
 FRAME_KINDS = frozenset(kind for kind in Kind if Kind.START <= kind <= Kind.MESSAGE_END)
 WHITE_SPACE_ONLY = frozenset({Region.SECTION, Region.AFTER_KEY, Region.AFTER_VALUE})
 """Regions between the tokens of tool calls, where no text belongs."""
-
-NESTS_IN: Mapping[Kind, frozenset[Region]] = {Kind.SECTION_BEGIN: IN_TOOLS, Kind.CALL_BEGIN: IN_CALL}
-"""The regions in which a tool token opens a section or a call inside another."""
+TOOL_ENDS = frozenset({Kind.KEY_END, Kind.VALUE_END, Kind.CALL_END})
+"""Tool tokens that end something and, outside of tools, nothing."""
 
 
 @dataclass(frozen=True)
@@ -113,20 +112,24 @@ class Grammar:
     """A compiled profile.
 
     ``kinds`` is uint8 [vocabulary_size], a ``Kind`` per token id. A prompt that leaves reasoning open ends with one of
-    ``open_tails``; one with thinking off, with ``closed_tail``; one that leaves all to the response, with ``bare_tail``
-    (each empty where the family has none, or where its ids are not known). ``spelled`` are tags of ordinary tokens,
-    the longest first. ``tool_form`` and ``tool_id_pattern`` say how a call reads as text; None without tools.
+    ``open_tails``, whose last tokens ``behind_open`` the template puts behind the tag; one with thinking off, with
+    ``closed_tail``; one that leaves all to the response, with ``bare_tail`` (each empty where the family has none, or
+    where its ids are not known). ``spelled`` are tags of ordinary tokens, the longest first; none are looked for where
+    the family has such tags and not ``tags_known``. ``tool_form`` and ``tool_id_pattern`` say how a call reads as text;
+    None without tools.
     """
 
     profile: str
     kinds: NDArray[np.uint8]
     opens_in: str
     open_tails: tuple[tuple[int, ...], ...]
+    behind_open: tuple[int, ...]
     closed_tail: tuple[int, ...]
     bare_tail: tuple[int, ...]
     white_space_before_open: bool
     closed_by_tools: bool
     spelled: tuple[tuple[Kind, tuple[int, ...]], ...]
+    tags_known: bool
     tools: ToolTables
     channels: ChannelIds | None
     tool_form: str | None
@@ -158,12 +161,15 @@ class Grammar:
                     kinds[start + 1 : start + len(tag)] = Kind.CONTINUED
         return kinds
 
-    def prompt_end(self, prompt: NDArray[np.int64]) -> PromptEnd:
-        """How ``prompt`` leaves reasoning."""
+    def prompt_end(self, prompt: NDArray[np.int64], response: NDArray[np.int64]) -> PromptEnd:
+        """How ``prompt`` leaves reasoning to ``response`` (int64 [n] both)."""
         if self.closed_tail and ends_with(prompt, self.closed_tail):
             return PromptEnd.CLOSED
         if any(ends_with(prompt, tail) for tail in self.open_tails):
             return PromptEnd.OPEN
+        if self.behind_open and ends_with(prompt, self.open_tails[0][: -len(self.behind_open)]):
+            # Reasoning is open; but where the response begins with the prompt's own end, it was cut off too early.
+            return PromptEnd.NEITHER if response[:1].tolist() == [self.behind_open[0]] else PromptEnd.OPEN
         if self.opens_in != "prompt" and ends_with(prompt, self.bare_tail):
             return PromptEnd.BARE
         return PromptEnd.NEITHER
@@ -205,11 +211,13 @@ def compile_grammar(
         kinds=_kinds(ids, profile.whitespace_ids if whitespace_ids is None else whitespace_ids),
         opens_in=reasoning.opens_in,
         open_tails=_open_tails(ids),
+        behind_open=_behind_open(ids),
         closed_tail=ids.of_pieces(reasoning.closed_block),
         bare_tail=_bare_tail(ids),
         white_space_before_open=reasoning.white_space_before_open,
         closed_by_tools=reasoning.closed_by_tools,
         spelled=_spelled(ids),
+        tags_known=all(ids.judges(tag) for tag in (reasoning.open, reasoning.close) if isinstance(tag, Spelled)),
         tools=_tool_tables(profile.tools) if profile.tools else ToolTables(),
         channels=_channel_ids(ids, profile.channels) if profile.channels else None,
         tool_form=_tool_form(profile),
@@ -331,12 +339,16 @@ def _roles(profile: Profile) -> Iterator[tuple[str, Kind]]:
 
 def _open_tails(ids: _Ids) -> tuple[tuple[int, ...], ...]:
     """Open tag, and what the generation prompt puts behind it (MiniMax: a newline)."""
-    tag, tail = ids.profile.reasoning.open, ids.profile.generation_prompt_tail
+    tag = ids.profile.reasoning.open
     if isinstance(tag, Spelled):
         return tuple(ids.of_pieces([text]) for text in tag.texts if ids.judges(tag))
-    if tag is None:
-        return ()
-    return (ids.of_pieces(tail[tail.index(tag) :] if tag in tail else (tag,)),)
+    return ((ids.of_token(tag), *_behind_open(ids)),) if tag else ()
+
+
+def _behind_open(ids: _Ids) -> tuple[int, ...]:
+    """What the generation prompt puts behind the open tag."""
+    tag, tail = ids.profile.reasoning.open, ids.profile.generation_prompt_tail
+    return ids.of_pieces(tail[tail.index(tag) + 1 :]) if isinstance(tag, str) and tag in tail else ()
 
 
 def _bare_tail(ids: _Ids) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ def judge(
     output = as_ids(output_ids, grammar)
     codes = grammar.classify_response(output)
     walk = _walk(codes, output, grammar)
-    walk.run(grammar.prompt_end(prompt))
+    walk.run(grammar.prompt_end(prompt, output))
     if prompt.size and grammar.classify(prompt).max() == Kind.OUT_OF_RANGE:
         walk.mark("id_out_of_range")
     if completion_tokens is not None and completion_tokens != output.size:

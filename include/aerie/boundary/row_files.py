@@ -201,6 +201,9 @@ def count(row: FileRow, name: str, *, least: int) -> int | None:
     value = row.values.get(name)
     if value is None:
         return None
+    if isinstance(value, float) and value.is_integer():
+        # pandas makes a column of numbers with gaps one of fractions.
+        value = int(value)
     if type(value) is not int or value < least:
         raise BadInput(f"{row.where}: expected {name} to be an integer of at least {least}, found {_shown(value)}")
     return value

@@ -13,7 +13,7 @@ from typing import Literal
 
 from aerie.errors import BadInput
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Part of the rules fingerprint: raise it whenever a row's verdict could change, and logs are judged again."""
 
 Severity = Literal["corrupt", "flag"]

@@ -38,7 +38,8 @@ def judge_mask(input_ids: TokenIds, loss_mask: TokenIds, grammar: Grammar) -> Ve
 
 def _judge_segment(before: TokenIds, trained: TokenIds, grammar: Grammar) -> Verdict:
     verdict = judge(before, trained, grammar=grammar)
-    if grammar.opens_in == "never" and grammar.prompt_end(as_ids(before, grammar)) is PromptEnd.NEITHER:
+    leaves = grammar.prompt_end(as_ids(before, grammar), as_ids(trained, grammar))
+    if grammar.opens_in == "never" and leaves is PromptEnd.NEITHER:
         return with_marks(verdict, {"prompt_not_open": ()}, verdict.unchecked)
     return verdict
 

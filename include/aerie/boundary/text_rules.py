@@ -33,8 +33,12 @@ def declared_tools(tools_json: str | None) -> dict[str, Any]:
     try:
         declared = [tool.get("function", tool) for tool in json.loads(tools_json)]
         return {function["name"]: function.get("parameters") or {} for function in declared}
+    except json.JSONDecodeError as error:
+        raise BadInput(f"tools {tools_json[:200]!r}: expected a JSON list of tool declarations: {error}") from error
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise BadInput(f"tools {tools_json[:200]!r}: expected a JSON list of tool declarations: {error!r}") from error
+        raise BadInput(
+            f"tools {tools_json[:200]!r}: expected a JSON list of tool declarations, each an object with a name"
+        ) from error
 
 
 def check_tool_calls(

@@ -10,7 +10,7 @@ from aerie.boundary.grammar import (
     FRAME_KINDS,
     IN_CALL,
     IN_TOOLS,
-    NESTS_IN,
+    TOOL_ENDS,
     TOOL_KINDS,
     WHITE_SPACE_ONLY,
     Grammar,
@@ -84,6 +84,8 @@ class Walk:
     calls: list[ToolCall] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     marks: dict[str, list[int]] = field(default_factory=dict)
+    _section_begun: bool = False
+    _call_begun: bool = False
     _calls_in_section: int = 0
     _id_start: int = 0
     _id_stop: int = 0
@@ -149,11 +151,12 @@ class Walk:
         self.region = Region.REASONING if (self.codes == Kind.CLOSE).any() else Region.ANSWER
 
     def _first(self) -> Kind | None:
-        """The first token, or the first that is not white space where that may stand before the opening tag."""
-        codes = self.codes
+        """The first token, but for foreign ones and for white space where that may stand before the opening tag."""
+        # A foreign token is a fault of its own, and hides no opening tag behind it.
+        passed = {Kind.FOREIGN, Kind.OUT_OF_RANGE}
         if self.grammar.white_space_before_open:
-            codes = codes[np.flatnonzero(codes != Kind.WHITESPACE)[:1]]
-        return Kind(int(codes[0])) if codes.size else None
+            passed.add(Kind.WHITESPACE)
+        return next((Kind(code) for code in map(int, self.codes) if code not in passed), None)
 
     def _ordinary(self, start: int, stop: int) -> None:
         """Ordinary and white-space tokens ``start`` to ``stop``, at least one, in the present region."""
@@ -225,14 +228,18 @@ class Walk:
     def _tool_token(self, index: int, kind: Kind) -> None:
         tables = self.grammar.tools
         in_order = self.region in tables.may_follow[kind]
-        if self.region in NESTS_IN.get(kind, ()):
+        if (kind is Kind.SECTION_BEGIN and self._section_begun) or (kind is Kind.CALL_BEGIN and self._call_begun):
             self.mark("tool_nested", index)
         elif not in_order or (kind is Kind.SECTION_END and not self._calls_in_section):
             self.mark("tool_unbalanced", index)
-        if kind is Kind.SECTION_BEGIN:
+            if kind in TOOL_ENDS and self.region not in IN_TOOLS:
+                # It ends nothing, so that the answer goes on.
+                return
+        if kind in (Kind.SECTION_BEGIN, Kind.SECTION_END):
+            self._section_begun, self._call_begun = kind is Kind.SECTION_BEGIN, False
             self._calls_in_section = 0
         elif kind is Kind.CALL_BEGIN:
-            self.call_written = True
+            self.call_written = self._call_begun = True
             self._calls_in_section += 1
             self._id_start = self._id_stop = self._arguments_start = index + 1
         elif kind is Kind.ARGUMENT_BEGIN:
@@ -240,12 +247,17 @@ class Walk:
             self._id_stop, self._arguments_start = index, index + 1
         elif kind is Kind.KEY_BEGIN and self.region is Region.CALL_ID:
             self._id_stop = self._arguments_start = index
-        elif kind is Kind.CALL_END and in_order:
-            if self.region is Region.CALL_ID:
-                self._id_stop = self._arguments_start = index
-            self.calls.append(ToolCall(self._id_start, self._id_stop, self._arguments_start, index))
+        elif kind is Kind.CALL_END:
+            self._call_begun = False
+            if in_order:
+                self._complete_call(index)
         # The token decides the region even when it is out of order, so that one fault is one mark.
         self.region = tables.begins[kind]
+
+    def _complete_call(self, index: int) -> None:
+        if self.region is Region.CALL_ID:
+            self._id_stop = self._arguments_start = index
+        self.calls.append(ToolCall(self._id_start, self._id_stop, self._arguments_start, index))
 
     def _finish(self) -> None:
         if self.end is None:
