@@ -136,6 +136,13 @@ CASES = {
     "no_open_and_no_reasoning": (
         lambda f: opened(f) and tags(f), lambda f: [*ANSWER, f.end], {}, {"no_open"}, set(),
     ),
+    "text_before_opening": (
+        lambda f: opened(f) and tags(f), lambda f: [306, *f.said(REASONING, ANSWER)], {}, {"no_open"}, set()
+    ),
+    "opened_late_and_again": (
+        lambda f: opened(f) and tags(f), lambda f: [306, *to_answer(f), f.open, *ANSWER, f.end],
+        {}, {"no_open", "second_open"}, set(),
+    ),
     "second_open": (
         tags, lambda f: [*f.think(REASONING), f.open, 304, *f.closing, *ANSWER, f.end], {}, {"second_open"}, set()
     ),

@@ -146,7 +146,6 @@ class Walk:
             self.region = Region.BEFORE_OPEN
             return
         self.mark("no_open", 0)
-        self.opened = True
         # A closing tag shows that reasoning is there and only its opening is lost.
         self.region = Region.REASONING if (self.codes == Kind.CLOSE).any() else Region.ANSWER
 
@@ -195,8 +194,10 @@ class Walk:
         elif kind is Kind.OPEN:
             if self.region is Region.BEFORE_OPEN:
                 self.region = Region.REASONING
-            elif self.opened or index:
+            elif self.opened or (index and not self._opens_late()):
                 self.mark("second_open", index)
+            elif self.region is Region.ANSWER:
+                self.region = Region.REASONING
             self.opened = True
         elif self.region is Region.REASONING:
             self._leave_reasoning(index)
@@ -204,7 +205,12 @@ class Walk:
         else:
             self.mark("second_close", index)
 
+    def _opens_late(self) -> bool:
+        """Whether reasoning should be open already and is not: then its first tag is not a second one."""
+        return "no_open" in self.marks or "prompt_not_open" in self.marks
+
     def _leave_reasoning(self, index: int) -> None:
+        self.opened = True
         if not self.reasoning_written:
             self.mark("empty_reasoning", index)
 
