@@ -62,6 +62,8 @@ def test_a_token_at_another_id_is_refused_with_token_expected_and_found(tmp_path
         # V3-0324 spells its tags with ordinary tokens.
         ("deepseek_v31", "deepseek_v3_0324", "token ids"),
         ("qwen3", "kimi_k25", "model_type"),
+        # What else differs is told too.
+        ("qwen3", "kimi_k25", "token ids"),
     ],
 )
 def test_the_profile_of_another_model_is_told_apart(tmp_path: Path, made: str, checked: str, subject: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from aerie.errors import BadInput
 from aerie.prompts.checkpoint import (
     eos_ids_of,
     load_tokenizer,
@@ -57,9 +58,13 @@ def check_profile(settings: VerifierSettings) -> ProfileReport:
     profile = settings.load_profile()
     config = read_json(settings.path / "config.json")
     findings = [_model_type(profile, config)]
-    # Another family's tokenizer need not even load here.
-    if findings[0].outcome == "fits":
+    try:
         findings += _of_tokenizer(settings, profile, config)
+    except BadInput as error:
+        if findings[0].outcome == "fits":
+            raise
+        # Another family's tokenizer need not even load here.
+        findings.append(Finding("tokenizer", "differs", str(error)))
     return ProfileReport(profile.name, tuple(findings))
 
 
