@@ -53,7 +53,7 @@ def test_parts_are_named_with_what_is_trained_and_special_tokens_are_visible(dat
 def test_what_follows_the_end_is_shown_as_not_trained_with_its_reason(dataset: Dataset) -> None:
     dataset.answer(dataset.prompt("s1", "?"), ANSWER + "More.")
     text = shown(dataset, "s1")
-    assert "quarantined" in text and "tokens_after_end at " in text
+    assert "quarantined" in text and "tokens_after_end at " in text and "none trained" in text
     (after,) = [line for line in text.splitlines() if line.startswith("after_end, ")]
     assert not after.endswith("trained")
 

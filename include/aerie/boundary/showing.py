@@ -123,11 +123,12 @@ def lines_of(found: FoundSample) -> Iterator[Text]:
     """What is printed: a heading, then each part of the sample with where it stands and whether it is trained."""
     row = found.row
     verdict = row.verdict
+    tokens = f"{row.response_tokens:,}"
     yield _plain(f"sample {row.sample_id}: {found.edition}/{found.dataset}, {row.split}")
     yield _plain(
         f"{verdict.verdict}, {row.prompt_tokens:,} prompt tokens, {row.completion_tokens:,} of response "
         f"({verdict.reasoning_tokens:,} reasoning, {verdict.answer_tokens:,} answer, {verdict.tool_calls:,} tool "
-        f"calls), {row.response_tokens:,} trained"
+        f"calls), {f'{tokens} trained' if verdict.kept else f'none trained ({tokens} if it were kept)'}"
     )
     for name in (*verdict.reasons, *verdict.flags):
         at = ", ".join(map(str, verdict.positions.get(name, ())))
