@@ -68,6 +68,14 @@ def test_an_openai_server_that_stopped_after_a_tool_call_has_stopped(tmp_path: P
     assert verdict.kept
 
 
+def test_empty_text_as_tools_declares_nothing_known(tmp_path: Path) -> None:
+    demo = family("demo")
+    output = [301, demo.close, *demo.section(demo.call()), demo.end]
+    path = written(tmp_path / "rows.jsonl", [{"prompt_ids": demo.prompt, "output_ids": output, "tools": ""}])
+    (verdict,) = judge_file(path, "demo", tokenizer=TINY_VERIFIER)
+    assert isinstance(verdict, FileVerdict) and "tool_name_unknown" in verdict.unchecked
+
+
 def test_tool_text_is_unchecked_without_a_tokenizer_never_passed(tmp_path: Path) -> None:
     row = {"prompt_ids": F.prompt, "output_ids": [301, F.close, *F.section(F.call()), F.end], "finish_reason": "stop"}
     (verdict,) = judged(written(tmp_path / "rows.jsonl", [row]))

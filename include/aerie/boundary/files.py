@@ -226,7 +226,7 @@ def _verdict_of(
 def _tools_of(row: FileRow) -> Mapping[str, Any] | None:
     """What the prompt declares; None where the row does not say."""
     tools = row.values.get("tools")
-    if tools is None:
+    if tools is None or tools == "":
         return None
     if not isinstance(tools, str | list):
         raise BadInput(f"{row.where}: expected tools to be a list of declarations, or a string of JSON")
