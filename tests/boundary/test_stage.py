@@ -26,6 +26,7 @@ from aerie.prompts.checkpoint import Verifier, load_verifier
 from aerie.settings.pipeline import PipelineSettings, VerifierSettings, is_tokenised
 from aerie.stages import Events, StageRequest
 
+from ..checkpoints import make_checkpoint
 from .families import TINY_VERIFIER, family
 
 TOOLS = json.dumps([{"name": "convert", "parameters": {"type": "object", "required": ["value"]}}])
@@ -48,8 +49,10 @@ def verifier(checkpoint: Path) -> Verifier:
 class Dataset:
     """One data set of one edition, up to ``validate``."""
 
-    def __init__(self, root: Path, checkpoint: Path, verifier: Verifier, key: str = "B1_glaive") -> None:
-        self.root, self.checkpoint, self.key = root, checkpoint, key
+    def __init__(
+        self, root: Path, checkpoint: Path, verifier: Verifier, key: str = "B1_glaive", profile: str = "demo"
+    ) -> None:
+        self.root, self.checkpoint, self.key, self.profile = root, checkpoint, key, profile
         self.tokenizer = verifier.tokenizer
         self.prompts: list[Prompt] = []
         self.files = self.request().files.dataset(key)
@@ -61,7 +64,7 @@ class Dataset:
         source = {"reader": "any", "path": "x", "licence": "MIT", "revision": "r7"}
         settings = {
             "name": "test",
-            "verifier": {"path": self.checkpoint, "profile": "demo"},
+            "verifier": {"path": self.checkpoint, "profile": self.profile},
             "serving": {"context_length": 512},
             "datasets": {self.key: {"source": source, "kind": kind, **dataset}},
             "generation": {"maximum_quarantine_share": share},
@@ -106,7 +109,7 @@ class Dataset:
                 "prompt_tokens": len(prompt.prompt_ids),
                 "completion_tokens": len(ids),
                 "max_new_tokens": 320,
-                "finish_reason": {"type": "stop", "matched": ids[-1]},
+                "finish_reason": {"type": "stop", "matched": ids[-1] if ids else None},
                 "launch_token": "t",
                 "meta_info": {},
                 "output_ids": tuple(ids),
@@ -210,6 +213,23 @@ def test_every_version_of_a_sample_can_be_decoded_in_the_order_asked_for(dataset
     shown = [(preview.verdict, [text for kind, text in preview.spans if kind != "prompt"]) for preview in
              iterate_previews(decoded)]  # fmt: skip
     assert shown == [("kept", ["one", "</think>", "two", "<|im_end|>"]), ("quarantined", ["one", "<|im_end|>"])]
+
+
+def test_responses_of_a_family_whose_tags_are_spelled_are_decoded_too(tmp_path: Path) -> None:
+    name = "deepseek_v3_0324"
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", name)
+    verifier = load_verifier(VerifierSettings(path=checkpoint, profile=name))
+    dataset, spoken = Dataset(tmp_path, checkpoint, verifier, profile=name), family(name)
+    prompt = Prompt("a", "c-a", 0, "train", spoken.prompt, None, 0, None)
+    write_prompts(dataset.files.prompts, [prompt])
+    ids = spoken.said([300, 301], [302])
+    dataset.answer(prompt, "", output_ids=tuple(ids), completion_tokens=len(ids), finish_reason={"type": "stop"})
+    request, asked, decoded = (tmp_path / name for name in ("request.json", "asked.jsonl", "decoded.jsonl"))
+    request.write_text(dataset.request().model_dump_json())
+    asked.write_text(next(iterate_responses(dataset.files.responses)).model_dump_json() + "\n")
+    decode_file(request, asked, decoded)
+    (preview,) = iterate_previews(decoded)
+    assert (preview.verdict, preview.reasoning_tokens) == ("kept", 2)
 
 
 def test_previews_show_boundary_and_tools_as_text(dataset: Dataset) -> None:

@@ -8,7 +8,7 @@ Numbers and the standard library only: ``generate`` judges with it as rows arriv
 judge files. What needs text (``aerie.boundary.text_rules``) and the stage are imported apart.
 """
 
-from aerie.boundary.grammar import Grammar, compile_grammar
+from aerie.boundary.grammar import Grammar, compile_grammar, grammar_of_verifier
 from aerie.boundary.judge import Verdict, apply_policy, judge, response_mask
 from aerie.boundary.rules import CORRUPT, FLAGS, RULES, RULES_VERSION, Rule, check_drop_flags
 from aerie.boundary.segments import judge_mask
@@ -24,6 +24,7 @@ __all__ = [
     "apply_policy",
     "check_drop_flags",
     "compile_grammar",
+    "grammar_of_verifier",
     "judge",
     "judge_mask",
     "response_mask",

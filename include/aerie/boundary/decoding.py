@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from aerie.artefacts.previews import write_previews
 from aerie.artefacts.response_log import Response
 from aerie.artefacts.verifier_tokens import read_verifier_tokens
-from aerie.boundary.grammar import compile_grammar
+from aerie.boundary.grammar import grammar_of_verifier
 from aerie.boundary.rows import GeneratedRows
 from aerie.boundary.rules import check_drop_flags
 from aerie.boundary.stage import load_decoder, preview_of, under_policy
@@ -34,9 +34,7 @@ def decode_file(request: Path, responses: Path, previews: Path) -> None:
     files = asked.files.dataset(str(asked.dataset))
     verifier = asked.settings.verifier
     tokens = read_verifier_tokens(files.verifier_tokens)
-    grammar = compile_grammar(
-        verifier.load_profile(), tokens.token_ids, tokens.vocabulary_size, whitespace_ids=tokens.whitespace_ids
-    )
+    grammar = grammar_of_verifier(verifier.load_profile(), tokens)
     decode = load_decoder(verifier, tokens, files.verifier_tokens)
     ids = {answer.sample_id for answer in answers}
     rows = GeneratedRows(files.prompts, files.responses, grammar, decode, sample_ids=ids)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from aerie.boundary.grammar import Grammar, Kind, compile_grammar, grammar_of_profile
+from aerie.boundary.grammar import Grammar, Kind, grammar_of_profile, grammar_of_verifier
 from aerie.boundary.judge import Verdict, judge
 from aerie.boundary.row_files import FileRow, count, iterate_file, plain, token_ids
 from aerie.boundary.rows import decoder
@@ -135,13 +135,7 @@ class FileJudge:
             VerifierSettings(path=tokenizer, profile=profile, trust_remote_code=trust_remote_code, revision=revision)
         )
         tokens = verifier.tokens
-        grammar = compile_grammar(
-            verifier.profile,
-            tokens.token_ids,
-            tokens.vocabulary_size,
-            whitespace_ids=tokens.whitespace_ids,
-            text_ids=tokens.text_ids,
-        )
+        grammar = grammar_of_verifier(verifier.profile, tokens)
 
         def encode(text: str) -> Sequence[int]:
             ids: Sequence[int] = verifier.tokenizer.encode(text, add_special_tokens=False)

@@ -13,6 +13,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.artefacts.verifier_tokens import VerifierTokens
 from aerie.errors import BadInput
 from aerie.settings.profile import Channels, Profile, Spelled, ToolGrammar
 
@@ -222,6 +223,17 @@ def compile_grammar(
         channels=_channel_ids(ids, profile.channels) if profile.channels else None,
         tool_form=_tool_form(profile),
         tool_id_pattern=called.id_pattern if called else None,
+    )
+
+
+def grammar_of_verifier(profile: Profile, tokens: VerifierTokens) -> Grammar:
+    """Compile ``profile`` with everything known of a verifier's tokens; raises as ``compile_grammar``."""
+    return compile_grammar(
+        profile,
+        tokens.token_ids,
+        tokens.vocabulary_size,
+        whitespace_ids=tokens.whitespace_ids,
+        text_ids=tokens.text_ids,
     )
 
 

@@ -17,7 +17,7 @@ from aerie.artefacts.layout import DatasetFiles, EditionFiles
 from aerie.artefacts.prompts import iterate_prompts
 from aerie.artefacts.response_log import read_latest
 from aerie.artefacts.verifier_tokens import read_verifier_tokens
-from aerie.boundary.grammar import Grammar, compile_grammar
+from aerie.boundary.grammar import Grammar, grammar_of_verifier
 from aerie.boundary.rows import GeneratedRows, JudgedRow, TokenisedRows
 from aerie.boundary.rules import check_drop_flags
 from aerie.boundary.stage import load_decoder, under_policy
@@ -89,13 +89,7 @@ def _holds(files: DatasetFiles, kind: str, sample_id: str) -> bool:
 def _found(sample_id: str, key: str, *, files: EditionFiles, settings: PipelineSettings) -> FoundSample:
     of_dataset, its_settings, verifier = files.dataset(key), settings.dataset(key), settings.verifier
     tokens = read_verifier_tokens(of_dataset.verifier_tokens)
-    grammar = compile_grammar(
-        verifier.load_profile(),
-        tokens.token_ids,
-        tokens.vocabulary_size,
-        whitespace_ids=tokens.whitespace_ids,
-        text_ids=tokens.text_ids,
-    )
+    grammar = grammar_of_verifier(verifier.load_profile(), tokens)
     decode = load_decoder(verifier, tokens, of_dataset.verifier_tokens)
     if its_settings.kind == "tokenised":
         rows = TokenisedRows(of_dataset.imported, grammar, decode)

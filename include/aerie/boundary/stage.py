@@ -21,7 +21,7 @@ from aerie.artefacts.response_log import log_files
 from aerie.artefacts.samples import Sample, VerdictRow, sample_writer, verdict_writer
 from aerie.artefacts.superseded import superseded_file
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
-from aerie.boundary.grammar import compile_grammar
+from aerie.boundary.grammar import grammar_of_verifier
 from aerie.boundary.judge import apply_policy
 from aerie.boundary.rows import GeneratedRows, JudgedRow, TokenisedRows, decoder
 from aerie.boundary.rules import RULES_VERSION, check_drop_flags
@@ -202,13 +202,7 @@ def _judge_all(request: StageRequest, files: DatasetFiles, events: Events) -> di
     settings, verifier = request.dataset_settings, request.settings.verifier
     drop_flags = check_drop_flags(settings.drop_flags)
     tokens = read_verifier_tokens(files.verifier_tokens)
-    grammar = compile_grammar(
-        verifier.load_profile(),
-        tokens.token_ids,
-        tokens.vocabulary_size,
-        whitespace_ids=tokens.whitespace_ids,
-        text_ids=tokens.text_ids,
-    )
+    grammar = grammar_of_verifier(verifier.load_profile(), tokens)
     decode = load_decoder(verifier, tokens, files.verifier_tokens)
     rows: Iterable[JudgedRow] = (
         TokenisedRows(files.imported, grammar, decode)

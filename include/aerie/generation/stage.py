@@ -20,7 +20,7 @@ from aerie.artefacts.manifest import (
 from aerie.artefacts.response_log import Response, ResponseLog
 from aerie.artefacts.superseded import read_superseded, superseded_file
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
-from aerie.boundary import Grammar, Verdict, apply_policy, check_drop_flags, compile_grammar, judge
+from aerie.boundary import Grammar, Verdict, apply_policy, check_drop_flags, grammar_of_verifier, judge
 from aerie.errors import AerieError, BadInput, Failed
 from aerie.generation.budget import Limits, decide
 from aerie.generation.canary_show import CanaryShow
@@ -86,13 +86,7 @@ class Job:
             settings=settings,
             files=files,
             tokens=tokens,
-            grammar=compile_grammar(
-                profile,
-                tokens.token_ids,
-                tokens.vocabulary_size,
-                whitespace_ids=tokens.whitespace_ids,
-                text_ids=tokens.text_ids,
-            ),
+            grammar=grammar_of_verifier(profile, tokens),
             drop_flags=check_drop_flags(settings.drop_flags),
             generation=generation_settings(request.settings, settings, prepared=prepared, tokens=tokens),
             rules=rules_settings(request.settings, settings, tokens=tokens),

@@ -1,6 +1,5 @@
 """The trainer as a subprocess: started in the caller's process group, watched line by line, never outliving it."""
 
-import ctypes
 import fcntl
 import os
 import re
@@ -16,6 +15,7 @@ from types import FrameType
 
 import aerie
 from aerie.errors import Failed, Retryable
+from aerie.processes import die_with_parent
 from aerie.training.trainer_log import Step, parse_step, parse_validation, says_interrupted
 
 # speculators gives up saving its interrupted state after 120 s.
@@ -27,7 +27,6 @@ TAIL_LINES = 30
 # Rich wraps at the terminal's width; a step's figures must stay on one line.
 CONSOLE_COLUMNS = "1200"
 _PADDING = re.compile(r"\s{3,}")
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -103,7 +102,7 @@ def run_trainer(
             stderr=output,
             env=environment,
             pass_fds=(lock,),
-            preexec_fn=_end_with_parent,
+            preexec_fn=die_with_parent,
         )
         try:
             for line in _follow(process, log, begins_at, termination, report):
@@ -199,11 +198,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _end_with_parent() -> None:
-    """In the child: a SIGTERM when the parent dies, so that a killed stage leaves no trainer behind (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _module_path() -> str:
