@@ -11,6 +11,22 @@ class LaunchFailed(Failed):
     """The server ended, or said that it cannot go on, before it was ready."""
 
 
+class OutOfMemory(LaunchFailed):
+    """A GPU's memory did not suffice. The phase decides the remedy, so one of the three below is raised."""
+
+
+class OutOfMemoryAtStart(OutOfMemory):
+    """The weights, the KV pool or the CUDA graphs did not fit."""
+
+
+class OutOfMemoryInPrefill(OutOfMemory):
+    """A prompt's activations did not fit, before the server was ready or later."""
+
+
+class OutOfMemoryInDecode(OutOfMemory):
+    """A decoding step of the running requests did not fit, before the server was ready or later."""
+
+
 class NotReady(Retryable):
     """The server did not answer as a ready server does."""
 
