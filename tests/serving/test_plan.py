@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from aerie.serving.plan import CPU_STAND_IN, INCLUDE, DrafterPlan, ServerPlan, checkpoint_identity
+from aerie.serving.plan import CPU_STAND_IN, INCLUDE, WITH_DRAFTER, DrafterPlan, ServerPlan, checkpoint_identity
 
 Make = Callable[..., ServerPlan]
 PYTHON = Path("/envs/serve/bin/python")
@@ -54,6 +54,25 @@ def test_every_optional_setting_has_its_flag(make_plan: Make) -> None:
         assert flag in given
 
 
+def test_parallel_sizes_pages_and_graphs_have_their_flags_and_stay_out_where_they_are_not_used(make_plan: Make) -> None:
+    plan = make_plan(
+        tensor_parallel_size=8,
+        data_parallel_size=2,
+        attention_data_parallel_size=4,
+        pipeline_parallel_size=2,
+        expert_parallel_size=8,
+        page_size=64,
+        cuda_graph_max_batch_size=160,
+    )
+    given = " ".join(command(plan))
+    for flag in (
+        "--data-parallel-size 2", "--attention-data-parallel-size 4", "--pipeline-parallel-size 2",
+        "--expert-parallel-size 8", "--page-size 64", "--cuda-graph-max-bs-decode 160", "--disable-overlap-schedule",
+    ):  # fmt: skip
+        assert flag in given
+        assert flag.partition(" ")[0] not in command(make_plan())
+
+
 def test_capture_recomputes_everything_eagerly_and_hooks_fire(make_plan: Make) -> None:
     plan = make_plan(phase="capture", forward_hooks=HOOKS, tensor_parallel_size=8, hicache_size_gb_per_rank=48)
     assert command(plan) == [
@@ -79,6 +98,11 @@ def test_benchmark_serves_eagle3_and_never_eagle(make_plan: Make) -> None:
 
 def test_benchmark_without_a_drafter_is_the_baseline(make_plan: Make) -> None:
     assert command(make_plan(phase="benchmark", tensor_parallel_size=8)) == [*GPU, *COMMON]
+
+
+def test_deployment_serves_as_the_benchmark_did(make_plan: Make) -> None:
+    benchmark, deployed = (make_plan(phase=phase, drafter=DRAFTER) for phase in ("benchmark", "deploy"))
+    assert command(deployed) == command(benchmark)
 
 
 def test_cpu_starts_the_stand_ins_launcher(make_plan: Make) -> None:
@@ -135,6 +159,14 @@ def test_no_phase_has_a_parser(make_plan: Make, phase: str, device: str) -> None
         ({**CPU, "max_total_tokens": None}, "max_total_tokens is not set"),
         ({**CPU, "hicache_size_gb_per_rank": 4}, "pins host memory through CUDA"),
         ({**CPU, "tensor_parallel_size": 2}, "on a CPU it must be 1"),
+        ({**CPU, "data_parallel_size": 2}, "data_parallel_size is 2: on a CPU it must be 1"),
+        ({**CPU, "cuda_graph_max_batch_size": 8}, "a CPU has no CUDA graphs"),
+        ({"phase": "deploy"}, "phase deploy has no drafter"),
+        ({"attention_data_parallel_size": 2}, "expected a divisor of tensor_parallel_size 1"),
+        ({"tensor_parallel_size": 8, "expert_parallel_size": 3}, "expert_parallel_size is 3"),
+        ({"phase": "benchmark", "drafter": DRAFTER, "pipeline_parallel_size": 2}, "one pipeline stage only"),
+        ({"page_size": 64, "chunked_prefill_size": 100}, "expected a multiple of page_size 64"),
+        ({"extra_arguments": ("--dp", "2")}, "--data-parallel-size|--dp-size is decided by the plan"),
         ({"mem_fraction_static": 1.0}, "less than 1"),
         ({"surprise": 1}, "Extra inputs are not permitted"),
     ],
@@ -191,7 +223,7 @@ def test_checkpoint_identity_sees_new_weights_and_new_configuration(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("phase", ["generate", "capture", "benchmark"])
+@pytest.mark.parametrize("phase", ["generate", "capture", "benchmark", "deploy"])
 def test_sglang_itself_takes_the_arguments(
     make_plan: Make, monkeypatch: pytest.MonkeyPatch, device: str, phase: str
 ) -> None:
@@ -204,10 +236,14 @@ def test_sglang_itself_takes_the_arguments(
 
     changes: dict[str, Any] = dict(CPU)
     if device == "cuda":
-        changes = {"hicache_size_gb_per_rank": 48, "tensor_parallel_size": 8}
+        sizes = ("tensor", "data", "attention_data", "expert") + (
+            ("pipeline",) if phase in ("generate", "capture") else ()
+        )
+        changes = {f"{name}_parallel_size": 8 for name in sizes}
+        changes |= {"hicache_size_gb_per_rank": 48, "page_size": 64, "cuda_graph_max_batch_size": 160}
     plan = make_plan(
         phase=phase,
-        drafter=DRAFTER if phase == "benchmark" else None,
+        drafter=DRAFTER if phase in WITH_DRAFTER else None,
         forward_hooks=HOOKS if phase == "capture" else (),
         chunked_prefill_size=2048,
         max_running_requests=64,

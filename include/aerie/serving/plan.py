@@ -15,7 +15,10 @@ from aerie.artefacts.files import fingerprint_of, sha256_of
 from aerie.settings.pipeline import PipelineSettings
 from aerie.settings.profile import Frozen, checkpoint_code_allowed, server_arguments_of
 
-Phase = Literal["generate", "capture", "benchmark"]
+Phase = Literal["generate", "capture", "benchmark", "deploy"]
+"""What a server is for. No stage has ``deploy``: it is planned, and copied by those who serve the drafter."""
+
+WITH_DRAFTER: tuple[Phase, ...] = ("benchmark", "deploy")
 PositiveInt = Annotated[int, Field(gt=0)]
 
 INCLUDE = Path(__file__).resolve().parents[2]
@@ -42,6 +45,19 @@ OWNED_FLAGS = (
     "--context-length",
     "--enable-hierarchical-cache",
     "--hicache-size",
+    "--tensor-parallel-size",
+    "--tp-size",
+    "--data-parallel-size",
+    "--dp-size",
+    "--attention-data-parallel-size",
+    "--attn-dp-size",
+    "--pipeline-parallel-size",
+    "--pp-size",
+    "--expert-parallel-size",
+    "--ep-size",
+    "--page-size",
+    "--cuda-graph-max-bs-decode",
+    "--mem-fraction-static",
 )
 """Flags that the plan decides, or (the parsers) that rewrite what the model produced and are never given."""
 
@@ -81,6 +97,9 @@ class DrafterPlan(Frozen):
 class ServerPlan(Frozen):
     """A server, wholly determined. Sizes are in tokens; ``hicache_size_gb_per_rank`` in GB (10^9 bytes) per rank.
 
+    ``data_parallel_size`` are whole replicas, each on GPUs of its own; ``attention_data_parallel_size`` are groups for
+    attention alone, inside the tensor-parallel ranks of one replica. A replica takes tensor x pipeline ranks.
+
     ``port`` None lets the launcher take a free one; ``probe_token_ids`` is the prompt of the readiness probe. Neither
     is part of the server's identity.
     """
@@ -95,8 +114,14 @@ class ServerPlan(Frozen):
     host: str = "127.0.0.1"
     port: PositiveInt | None = None
     tensor_parallel_size: PositiveInt = 1
+    data_parallel_size: PositiveInt = 1
+    attention_data_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
+    expert_parallel_size: PositiveInt = 1
     mem_fraction_static: Annotated[float, Field(gt=0, lt=1)]
     max_total_tokens: PositiveInt | None = None
+    page_size: PositiveInt | None = None
+    cuda_graph_max_batch_size: PositiveInt | None = None
     kv_cache_dtype: str = "auto"
     allow_quantised_kv: str | None = None
     hicache_size_gb_per_rank: PositiveInt | None = None
@@ -138,7 +163,7 @@ class ServerPlan(Frozen):
             drafter=drafter,
             forward_hooks=forward_hooks,
             extra_arguments=server_arguments_of(profile, serving.extra_arguments),
-            **serving.model_dump(exclude={"start_timeout_seconds", "lease_seconds", "extra_arguments"}),
+            **serving.model_dump(include=set(cls.model_fields) - {"extra_arguments"}),
         )
 
     @model_validator(mode="after")
@@ -160,13 +185,40 @@ class ServerPlan(Frozen):
 
     @model_validator(mode="after")
     def _phase_rules(self) -> Self:
-        if self.drafter is not None and self.phase != "benchmark":
+        if self.drafter is not None and self.phase not in WITH_DRAFTER:
             # On a CPU SGLang verifies drafts greedily whatever the temperature: the data would not be samples.
-            raise ValueError(f"phase {self.phase} has a drafter: only benchmark may serve with one")
+            raise ValueError(f"phase {self.phase} has a drafter: only {' and '.join(WITH_DRAFTER)} may serve with one")
+        if self.phase == "deploy" and self.drafter is None:
+            raise ValueError("phase deploy has no drafter: it serves one")
         if bool(self.forward_hooks) != (self.phase == "capture"):
             raise ValueError(
                 f"phase {self.phase} with {len(self.forward_hooks)} forward hooks: capture, and only it, has"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _parallel_rules(self) -> Self:
+        for name, size in (
+            ("attention_data_parallel_size", self.attention_data_parallel_size),
+            ("expert_parallel_size", self.expert_parallel_size),
+        ):
+            if self.tensor_parallel_size % size:
+                raise ValueError(
+                    f"{name} is {size}, but the tensor-parallel ranks of a replica are shared out among its groups: "
+                    f"expected a divisor of tensor_parallel_size {self.tensor_parallel_size}"
+                )
+        if self.pipeline_parallel_size > 1 and self.drafter is not None:
+            raise ValueError(
+                f"pipeline_parallel_size is {self.pipeline_parallel_size} with a drafter: "
+                "SGLang has EAGLE-3 on one pipeline stage only"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _page_rules(self) -> Self:
+        page, chunk = self.page_size or 1, self.chunked_prefill_size
+        if chunk is not None and chunk % page:
+            raise ValueError(f"chunked_prefill_size is {chunk}: expected a multiple of page_size {page}")
         return self
 
     @model_validator(mode="after")
@@ -179,8 +231,12 @@ class ServerPlan(Frozen):
             )
         if self.hicache_size_gb_per_rank is not None:
             raise ValueError("hicache_size_gb_per_rank is set: the hierarchical cache pins host memory through CUDA")
-        if self.tensor_parallel_size != 1:
-            raise ValueError(f"tensor_parallel_size is {self.tensor_parallel_size}: on a CPU it must be 1")
+        if self.cuda_graph_max_batch_size is not None:
+            raise ValueError("cuda_graph_max_batch_size is set: a CPU has no CUDA graphs")
+        for name in ("tensor", "data", "attention_data", "pipeline", "expert"):
+            size = getattr(self, f"{name}_parallel_size")
+            if size != 1:
+                raise ValueError(f"{name}_parallel_size is {size}: on a CPU it must be 1")
         return self
 
     @model_validator(mode="after")
@@ -212,7 +268,10 @@ class ServerPlan(Frozen):
                     "--kv-cache-dtype": self.kv_cache_dtype,
                     "--mem-fraction-static": self.mem_fraction_static,
                     "--max-total-tokens": self.max_total_tokens,
+                    "--page-size": self.page_size,
                     "--tensor-parallel-size": self.tensor_parallel_size,
+                    **self._parallel_flags(),
+                    "--cuda-graph-max-bs-decode": self.cuda_graph_max_batch_size,
                     "--context-length": self.context_length,
                     "--chunked-prefill-size": self.chunked_prefill_size,
                     "--max-running-requests": self.max_running_requests,
@@ -224,6 +283,17 @@ class ServerPlan(Frozen):
             ),
             *self.extra_arguments,
         ]
+
+    def _parallel_flags(self) -> Mapping[str, Any]:
+        sizes = {
+            "--data-parallel-size": self.data_parallel_size,
+            "--attention-data-parallel-size": self.attention_data_parallel_size,
+            "--pipeline-parallel-size": self.pipeline_parallel_size,
+            "--expert-parallel-size": self.expert_parallel_size,
+        }
+        flags: dict[str, Any] = {flag: size for flag, size in sizes.items() if size > 1}
+        # SGLang 0.5.23 refuses stages of a pipeline with its overlapped scheduler.
+        return flags | ({"--disable-overlap-schedule": True} if self.pipeline_parallel_size > 1 else {})
 
     def _device_flags(self) -> Mapping[str, Any]:
         if self.device == "cuda":

@@ -96,8 +96,14 @@ class ServingSettings(Frozen):
     host: str = "127.0.0.1"
     port: int | None = None
     tensor_parallel_size: PositiveInt = 1
+    data_parallel_size: PositiveInt = 1
+    attention_data_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
+    expert_parallel_size: PositiveInt = 1
     mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] = 0.88
     max_total_tokens: PositiveInt | None = None
+    page_size: PositiveInt | None = None
+    cuda_graph_max_batch_size: PositiveInt | None = None
     kv_cache_dtype: str = "auto"
     allow_quantised_kv: str | None = None
     hicache_size_gb_per_rank: PositiveInt | None = None
