@@ -26,7 +26,7 @@ from aerie.benchmark.measures import Circumstances, DatasetRun, Runs, Variant, r
 from aerie.benchmark.requests import Held, Load, held_out_prompts, measure
 from aerie.benchmark.server import ServerFacts, benchmark_server, read_server_facts, require_drafter
 from aerie.errors import Failed
-from aerie.settings.pipeline import BenchmarkSettings
+from aerie.settings.pipeline import AROUND_THE_SERVER, BenchmarkSettings
 from aerie.stages import Events, StageRequest, StageResult
 
 BENCHMARK_VERSION = 1
@@ -42,7 +42,7 @@ DEFINITION = (
     "token of each step is counted; greedy decoding"
 )
 SPEED_SETTINGS = ("max_new_tokens", "concurrency")
-NOT_MEASURED = ("host", "port", "start_timeout_seconds", "lease_seconds")
+NOT_MEASURED = AROUND_THE_SERVER | {"host", "port"}
 DRAFT_SETTINGS = ("num_steps", "eagle_topk", "num_draft_tokens")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -67,6 +68,7 @@ FilePath = Annotated[Path, AfterValidator(_beside_file)]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Scalar = str | bool | int | float
 
 
@@ -89,9 +91,49 @@ class VerifierSettings(Frozen):
         return load_profile(self.profile)
 
 
-class ServingSettings(Frozen):
-    """How the server is launched. ``kv_cache_dtype`` other than ``auto`` and ``bf16`` needs a recorded reason."""
+def _server_url(url: str) -> str:
+    """A server's address without a path, such as ``http://10.0.0.5:8000``."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{url!r} is not a URL ({error}): expected one such as http://10.0.0.5:8000") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError(f"{url!r}: expected http:// or https://, a host and a port, such as http://10.0.0.5:8000")
+    if parts.username is not None or parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError(f"{url!r}: expected a host and a port alone, such as http://10.0.0.5:8000")
+    return url.rstrip("/")
 
+
+_OBSERVED = re.compile(r"0\.[0-9]*[1-9][0-9]*(?::[a-z0-9_]+)?")
+
+AROUND_THE_SERVER = frozenset(
+    {
+        "backend", "external_url", "start_timeout_seconds", "lease_seconds", "host_ram_gb", "host_loading_gb",
+        "observed", "logprob_tolerance_nats", "stall_seconds",
+    }
+)  # fmt: skip
+"""Fields of ``ServingSettings`` that say how a server is kept, checked and planned for, not what it is."""
+
+
+class ServingSettings(Frozen):
+    """What the server is, and how it is launched and kept.
+
+    With ``backend`` ``external`` someone else runs the server, at ``external_url``: the other fields say what it must
+    be, which is checked before it is used; it is never started or stopped. ``kv_cache_dtype`` other than ``auto`` and
+    ``bf16`` needs a recorded reason in ``allow_quantised_kv``.
+
+    ``host_ram_gb`` is the memory of the server's host that is there for it, and ``host_loading_gb`` what of that
+    loading the weights takes, both in GB of 10^9 bytes; None: measured, or estimated from the weights. ``observed``
+    are KV pools that servers of this model reported on such GPUs, for the planner: ``max_total_num_tokens`` by
+    memory fraction, with the KV type after a colon where it is not bf16 (``0.90:fp8_e4m3``).
+
+    ``logprob_tolerance_nats``: how far the mean log-probability of the probe's passage may be from that of the
+    model's first launch. ``stall_seconds``: so long without a token, with requests running, a server counts as stuck.
+    """
+
+    backend: Literal["local", "external"] = "local"
+    external_url: Annotated[str, AfterValidator(_server_url)] | None = None
     device: Literal["cuda", "cpu"] = "cuda"
     host: str = "127.0.0.1"
     port: int | None = None
@@ -110,9 +152,51 @@ class ServingSettings(Frozen):
     chunked_prefill_size: PositiveInt | None = None
     max_running_requests: PositiveInt | None = None
     context_length: PositiveInt
+    extra_arguments: tuple[str, ...] = ()
     start_timeout_seconds: PositiveInt = 3600
     lease_seconds: PositiveInt = 300
-    extra_arguments: tuple[str, ...] = ()
+    host_ram_gb: PositiveFloat | None = None
+    host_loading_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    observed: Mapping[str, PositiveInt] = {}
+    logprob_tolerance_nats: PositiveFloat = 0.02
+    stall_seconds: PositiveInt = 300
+
+    @field_validator("observed", mode="before")
+    @classmethod
+    def _fractions(cls, observed: Any) -> Any:
+        """YAML reads ``0.85`` as a number, with or without a type after it elsewhere in the mapping."""
+        return {str(key): tokens for key, tokens in observed.items()} if isinstance(observed, Mapping) else observed
+
+    @model_validator(mode="after")
+    def _observations_can_be_read(self) -> Self:
+        for key in self.observed:
+            if _OBSERVED.fullmatch(key) is None:
+                raise ValueError(
+                    f"observed has {key!r}: expected a memory fraction such as 0.85, or with a KV type 0.90:fp8_e4m3"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _loading_leaves_something(self) -> Self:
+        if self.host_ram_gb is not None and (self.host_loading_gb or 0) >= self.host_ram_gb:
+            raise ValueError(
+                f"host_loading_gb {self.host_loading_gb:g} of host_ram_gb {self.host_ram_gb:g}: expected less than all"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_owner(self) -> Self:
+        """An external server listens where its URL says, and no lease of ours ends it."""
+        if self.backend == "local":
+            if self.external_url is not None:
+                raise ValueError("external_url is set, but backend is local: expected backend external, or no URL")
+            return self
+        if self.external_url is None:
+            raise ValueError("backend is external: expected external_url, the server's address")
+        for name in ("host", "port", "lease_seconds"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is for backend local: an external server's owner decides it; leave it out")
+        return self
 
 
 class CanarySettings(Frozen):
@@ -208,6 +292,40 @@ class SourceSettings(Frozen):
         return self
 
 
+class ExpectedSettings(Frozen):
+    """What is known of a data set before it runs, for the timeline. None: not known, and not guessed."""
+
+    prompts: PositiveInt | None = None
+    completions_per_minute: PositiveFloat | None = None
+    mean_prompt_tokens: PositiveFloat | None = None
+    mean_response_tokens: PositiveFloat | None = None
+
+
+class ExpectedRates(Frozen):
+    """What is known of the host's speed before it is measured, for the timeline. None: not known, and not guessed.
+
+    ``tokens_per_second_low`` and ``high`` are response tokens over all requests, from long sequences to short ones;
+    ``completions_per_minute`` holds for data sets that name no other.
+    """
+
+    tokens_per_second_low: PositiveFloat | None = None
+    tokens_per_second_high: PositiveFloat | None = None
+    completions_per_minute: PositiveFloat | None = None
+    merge_tokens_per_second: PositiveFloat | None = None
+    capture_tokens_per_second: PositiveFloat | None = None
+    training_tokens_per_second: PositiveFloat | None = None
+    benchmark_hours: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _a_range(self) -> Self:
+        low, high = self.tokens_per_second_low, self.tokens_per_second_high
+        if (low is None) != (high is None):
+            raise ValueError("tokens_per_second_low and tokens_per_second_high: expected both or neither")
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"tokens_per_second_low {low:g} is above tokens_per_second_high {high:g}")
+        return self
+
+
 class DatasetSettings(Frozen):
     """One data set. Budgets count tokens; 0 means all prompts. ``LONG_RESPONSES`` has other defaults for some."""
 
@@ -224,6 +342,7 @@ class DatasetSettings(Frozen):
     minimum_new_tokens: PositiveInt = 16
     drop_flags: tuple[str, ...] = ()
     canary: CanarySettings = CanarySettings()
+    expected: ExpectedSettings | None = None
 
     @property
     def cost_ceiling_tokens(self) -> int | None:
@@ -346,6 +465,7 @@ class PipelineSettings(Frozen):
     benchmark: BenchmarkSettings = BenchmarkSettings()
     publish: PublishSettings
     pilot: PilotSettings = PilotSettings()
+    expected_rates: ExpectedRates = ExpectedRates()
 
     @field_validator("datasets", mode="before")
     @classmethod
