@@ -6,6 +6,7 @@ from typing import Any
 
 from aerie.artefacts.previews import iterate_previews
 from aerie.artefacts.samples import iterate_verdicts
+from aerie.serving.observations import Observation
 from aerie.stages import StageRequest, StageResult
 from aerie.store.connection import Connection
 from aerie.store.queries.alerts import record_alert
@@ -14,11 +15,12 @@ from aerie.store.queries.leases import mark_lease_ended, record_lease
 from aerie.store.queries.ledger import load_verdicts
 from aerie.store.queries.manifests import record_manifest
 from aerie.store.queries.metrics import MetricRow, record_metrics
+from aerie.store.queries.observations import record_observation
 from aerie.store.queries.previews import load_previews
 
 
 def record_event(connection: Connection, stage: str, request: StageRequest, event: Mapping[str, Any]) -> None:
-    """Record a metric or an alert; progress is for the log alone."""
+    """Record a metric, an alert or what a launch turned out to hold; progress is for the log alone."""
     if event["type"] == "metric":
         at = datetime.fromtimestamp(event["time"], UTC)
         row = MetricRow(at, request.run_id, request.edition, request.dataset, stage, event["figures"])
@@ -33,6 +35,8 @@ def record_event(connection: Connection, stage: str, request: StageRequest, even
             dataset=request.dataset,
             stage=stage,
         )
+    elif event["type"] == "observation":
+        record_observation(connection, Observation.model_validate(event["document"]))
 
 
 def record_result(connection: Connection, request: StageRequest, result: StageResult) -> None:

@@ -78,7 +78,7 @@ class Events:
     """Writer of a stage's events, one JSON object a line, flushed at once.
 
     ``progress`` is for people (a log line and figures), ``metric`` a row of the time series, ``alert`` something
-    that a person should be told of.
+    that a person should be told of, ``observation`` what a launched server turned out to hold.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,6 +99,10 @@ class Events:
     def alert(self, reason: str, message: str) -> None:
         """Report something that a person should be told of."""
         self._write("alert", {"reason": reason, "message": message})
+
+    def observation(self, document: Mapping[str, Any]) -> None:
+        """Hand on what a launch turned out to hold (``aerie.serving.observations``)."""
+        self._write("observation", {"document": document})
 
     def error(self, message: str) -> None:
         """Report why the stage cannot go on; the caller raises it as its own."""

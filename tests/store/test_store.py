@@ -199,9 +199,6 @@ def test_metrics_alerts_leases_drafters_and_previews_read_back(connection):
     assert (read["at"], read["figures"]) == (at, dict(row.figures))
     assert metrics.read_metrics(connection, edition="main", stage="generate", dataset="B2") == []
 
-    metrics.record_observation(connection, kind="server", subject="plan-1", document={"max_total_num_tokens": 9})
-    assert metrics.list_observations(connection, kind="server")[0]["document"] == {"max_total_num_tokens": 9}
-
     alerts.record_alert(connection, reason="canary", message="too few tool calls", edition="main")
     assert alerts.list_alerts(connection, edition="main")[0]["message"] == "too few tool calls"
 

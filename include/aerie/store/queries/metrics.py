@@ -1,4 +1,4 @@
-"""The time series that stages report, and what was observed of servers and machines."""
+"""The time series that stages report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,26 +49,5 @@ def read_metrics(
             ORDER BY at, id
             """,
             {"edition": edition, "stage": stage, "dataset": dataset, "since": since},
-        )
-        return list(as_mappings(cursor))
-
-
-def record_observation(connection: Connection, *, kind: str, subject: str, document: Mapping[str, Any]) -> None:
-    """Record what was measured of ``subject`` (a server's plan, a machine)."""
-    with transaction(connection) as cursor:
-        cursor.execute(
-            "INSERT INTO observations (kind, subject, document) VALUES (%s, %s, %s)", (kind, subject, Json(document))
-        )
-
-
-def list_observations(connection: Connection, *, kind: str, subject: str | None = None) -> list[Row]:
-    """Observations of a kind, newest first."""
-    with transaction(connection) as cursor:
-        cursor.execute(
-            """
-            SELECT * FROM observations WHERE kind = %(kind)s AND (%(subject)s IS NULL OR subject = %(subject)s)
-            ORDER BY at DESC, id DESC
-            """,
-            {"kind": kind, "subject": subject},
         )
         return list(as_mappings(cursor))

@@ -1,0 +1,78 @@
+"""Observations of launches in a real PostgreSQL, and on their way from a stage into it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aerie.errors import BadInput
+from aerie.pipeline import RunParameters, stage_request
+from aerie.recording import record_event
+from aerie.serving.observations import Observation, append_observation, observations_path, read_observations
+from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.pipeline import load_settings
+from aerie.stages import Events
+from aerie.store.connection import connected
+from aerie.store.queries.observations import observations_of, record_observation
+
+
+def observation(launch_token: str = "launch-1", **changes: object) -> Observation:
+    fields = {
+        "launch_token": launch_token, "plan_fingerprint": "plan", "observed_at": 1_000.0, "model_identity": "kimi",
+        "drafter_identity": None, "hostname": "gpu-1", "gpu_name": "RTX PRO 6000", "sglang_version": "0.5.23",
+        "device": "cuda", "dtype": "bfloat16", "kv_cache_dtype": "auto", "tensor_parallel_size": 8,
+        "data_parallel_size": 1, "attention_data_parallel_size": 1, "pipeline_parallel_size": 1,
+        "expert_parallel_size": 1, "mem_fraction_static": 0.88, "max_total_tokens": None, "page_size": 1,
+        "bytes_per_token": 70_272, "max_total_num_tokens": 159_277, "memory_before_launch_bytes": 100_000_000_000,
+        "memory_left_bytes": 6_000_000_000, "predicted_max_total_num_tokens": None,
+    }  # fmt: skip
+    return Observation.model_validate(fields | changes)
+
+
+@pytest.fixture
+def connection(database_url):
+    with connected(database_url) as opened:
+        yield opened
+
+
+def test_a_launch_is_recorded_once_however_many_stages_hand_it_on(connection):
+    for _ in range(2):
+        record_observation(connection, observation())
+    assert observations_of(connection, model_identity="kimi") == (observation(),)
+
+
+def test_launches_are_found_by_model_host_and_version_oldest_first(connection):
+    wanted = [observation("launch-b", observed_at=1.0), observation("launch-a", observed_at=2.0)]
+    others = [
+        observation("launch-c", model_identity="qwen"),
+        observation("launch-d", hostname="gpu-2"),
+        observation("launch-e", sglang_version="0.6.0"),
+    ]
+    for one in (*reversed(wanted), *others):
+        record_observation(connection, one)
+    key = {"model_identity": "kimi", "hostname": "gpu-1", "sglang_version": "0.5.23"}
+    assert observations_of(connection, **key) == tuple(wanted)
+    assert len(observations_of(connection, model_identity="kimi")) == 4
+
+
+def test_an_observation_that_a_stage_reports_reaches_the_store(connection, tmp_path: Path):
+    Events(tmp_path / "events.jsonl").observation(observation().model_dump(mode="json"))
+    event = json.loads((tmp_path / "events.jsonl").read_text())
+    request = stage_request(load_settings(PROJECT_ROOT / "demo" / "config.yaml"), RunParameters(), run_id="test")
+    record_event(connection, "benchmark", request, event)
+    assert observations_of(connection, model_identity="kimi") == (observation(),)
+
+
+def test_the_file_beside_the_lease_tells_of_earlier_launches(tmp_path: Path):
+    assert read_observations(tmp_path) == ()
+    for token in ("launch-1", "launch-2"):
+        append_observation(tmp_path, observation(token))
+    assert read_observations(tmp_path) == (observation("launch-1"), observation("launch-2"))
+
+
+def test_a_line_that_is_no_observation_is_named(tmp_path: Path):
+    append_observation(tmp_path, observation())
+    with observations_path(tmp_path).open("a") as file:
+        file.write('{"launch_token": "launch-2"}\n')
+    with pytest.raises(BadInput, match=r"observations\.jsonl, line 2: not an observation"):
+        read_observations(tmp_path)
