@@ -16,9 +16,9 @@ from aerie.store.connection import connected
 from aerie.store.queries.observations import observations_of, record_observation
 
 
-def observation(launch_token: str = "launch-1", **changes: object) -> Observation:
+def observation(launch: str = "launch-1", **changes: object) -> Observation:
     fields = {
-        "launch_token": launch_token, "plan_fingerprint": "plan", "observed_at": 1_000.0, "model_identity": "kimi",
+        "launch_token": launch, "plan_fingerprint": "plan", "observed_at": 1_000.0, "model_identity": "kimi",
         "drafter_identity": None, "hostname": "gpu-1", "gpu_name": "RTX PRO 6000", "sglang_version": "0.5.23",
         "device": "cuda", "dtype": "bfloat16", "kv_cache_dtype": "auto", "tensor_parallel_size": 8,
         "data_parallel_size": 1, "attention_data_parallel_size": 1, "pipeline_parallel_size": 1,
