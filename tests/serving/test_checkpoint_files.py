@@ -52,7 +52,7 @@ def test_a_whole_checkpoint_has_no_problem(checkpoint: Path) -> None:
         ),
         (
             lambda path: save_file({"00002.a": np.ones(2, np.float32)}, path),
-            "lacks 1 of the 2 tensors that the index puts here: 00002.b",
+            "lacks 1 of 2 tensors that the index puts here, as 00002.b",
         ),
         (
             lambda path: path.write_bytes(path.read_bytes().replace(b"[0,128]", b"[8,128]")),

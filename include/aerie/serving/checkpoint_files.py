@@ -81,7 +81,7 @@ def _shard_problems(path: Path, tensors: set[str]) -> Iterator[str]:
         yield header
         return
     if missing := sorted(tensors - header.keys()):
-        yield f"{path}: lacks {len(missing):,} of the {len(tensors):,} tensors that the index puts here: {missing[0]}, ..."
+        yield f"{path}: lacks {len(missing):,} of {len(tensors):,} tensors that the index puts here, as {missing[0]}"
 
 
 def _read_header(path: Path) -> Mapping[str, Any] | str:

@@ -137,10 +137,12 @@ class Profile(Frozen):
     the checkpoint's decoder is called inside the server (``model`` or ``language_model.model``). ``capture_layers`` are
     residual streams entering those layers; None takes speculators' default. ``server_arguments`` and
     ``server_arguments_forbidden`` are flags that the family's server needs, and must not have. ``trust_remote_code``
-    says that the tokenizer is code of the checkpoint, which runs only where the user allows it too.
+    says that the tokenizer is code of the checkpoint, which runs only where the user allows it too. ``model`` is the
+    bundled configuration (``models/``) to plan with where no checkpoint is at hand.
     """
 
     name: str
+    model: str | None = None
     model_types: tuple[str, ...] = Field(min_length=1)
     expected_ids: Mapping[str, int] = {}
     optional_ids: Mapping[str, int] = {}
