@@ -15,7 +15,6 @@ from aerie.processes import ProcessIdentity
 from aerie.serving.errors import LaunchFailed, NotReady, ServerDied, WrongServer
 from aerie.serving.launch import (
     Launched,
-    ServerLog,
     family_of,
     free_port,
     port_is_free,
@@ -139,52 +138,6 @@ def test_server_that_came_up_otherwise_is_refused_at_once(launch: Launch, fake_p
     plan = fake_plan("other dtype")
     with pytest.raises(WrongServer, match="dtype is 'float16', expected 'bfloat16'"):
         wait(launch(plan), plan)
-
-
-@pytest.mark.parametrize(
-    ("line", "advice"),
-    [
-        ("OSError: [Errno 98] Address already in use", "another process listens"),
-        (
-            "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
-            "raise serving.mem_fraction",
-        ),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "lower serving.mem_fraction_static"),
-        (
-            "ValueError: Not enough host memory available. Requesting 300.00 GB",
-            "lower serving.hicache_size_gb_per_rank",
-        ),
-        ("ModuleNotFoundError: No module named 'triton'", "run ./aerie setup"),
-    ],
-)
-def test_known_last_words_come_with_advice(tmp_path: Path, line: str, advice: str) -> None:
-    path = tmp_path / "server.log"
-    path.write_text(f"loading\n{line}\nbye\n")
-    log = ServerLog(path)
-    log.read()
-    assert log.cause().startswith(line)
-    assert advice in log.cause()
-    assert str(path) in log.cause()
-
-
-def test_a_warning_from_the_time_of_loading_is_not_the_cause(tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    path.write_text("ImportError: no fast kernel, going on without\n" + "loading\n" * 300 + "the last thing it said\n")
-    log = ServerLog(path)
-    log.read()
-    assert log.cause().startswith("the last thing it said")
-
-
-def test_half_written_lines_wait_for_their_rest(tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    path.write_text("Received sigquit from a chi")
-    log = ServerLog(path)
-    log.read()
-    assert not log.over
-    with path.open("a") as file:
-        file.write("ld process.\n")
-    log.read()
-    assert log.over
 
 
 def test_free_port_is_free() -> None:

@@ -201,7 +201,10 @@ def _wait_until_ready(
 def _require_alive(lease: Lease) -> Lease:
     if lease.state == "failed":
         name, _, message = (lease.error or "").partition(": ")
-        raise ERRORS.get(name, ServerDied)(message or f"server {lease.url} failed (log: {lease.log_path})")
+        kind = ERRORS.get(name, ServerDied)
+        if issubclass(kind, errors.OutOfMemory) and lease.max_total_num_tokens is not None:
+            kind = ServerDied  # it was ready: what it did is worth trying again, on the smaller server that comes next
+        raise kind(message or f"server {lease.url} failed (log: {lease.log_path})")
     return lease
 
 

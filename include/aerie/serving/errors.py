@@ -16,7 +16,7 @@ class OutOfMemory(LaunchFailed):
 
 
 class OutOfMemoryAtStart(OutOfMemory):
-    """The weights, the KV pool or the CUDA graphs did not fit."""
+    """The KV pool or the CUDA graphs did not fit beside the weights."""
 
 
 class OutOfMemoryInPrefill(OutOfMemory):

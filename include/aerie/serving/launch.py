@@ -6,13 +6,11 @@ process by process.
 """
 
 import os
-import re
 import secrets
 import signal
 import socket
 import subprocess
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,69 +20,12 @@ import tenacity
 
 from aerie.processes import CREATION_TIME_TOLERANCE_SECONDS, ProcessIdentity, die_with_parent
 from aerie.serving import probe
-from aerie.serving.errors import LaunchFailed, NotReady, ProcessesLeft, ServerDied
+from aerie.serving.errors import LaunchFailed, NotReady, OutOfMemory, ProcessesLeft, ServerDied
 from aerie.serving.plan import ServerPlan
+from aerie.serving.server_log import ServerLog
 
 POLL_SECONDS = 0.5
 KILL_SECONDS = 10.0
-LAST_WORDS_LINES = 200
-"""How far back the cause of an end is looked for: two tracebacks, and no warning from the time of loading."""
-
-OVER = re.compile(r"Received sigquit from a child process|Scheduler hit an exception|TpModelWorker hit an exception")
-"""What SGLang logs when a worker has failed and the server will not recover."""
-
-EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*")
-
-EXPLANATIONS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"address already in use", re.I), "another process listens on the port: stop it, or set serving.port"),
-    (
-        re.compile(r"Please try to increase --mem-fraction-static"),
-        "the weights leave no room for the KV cache: raise serving.mem_fraction_static",
-    ),
-    (
-        re.compile(r"Not enough host memory"),
-        "the ranks' hierarchical caches exceed the host's memory: lower serving.hicache_size_gb_per_rank",
-    ),
-    (
-        re.compile(r"out of memory", re.I),
-        "the GPU has no memory left beside weights and KV cache: lower serving.mem_fraction_static, and see that no "
-        "earlier server still holds memory",
-    ),
-    (re.compile(r"^ModuleNotFoundError"), "the serve environment is not complete: run ./aerie setup"),
-    (re.compile(r"Watchdog timeout", re.I), "a forward pass took longer than SGLang's watchdog allows"),
-)
-
-
-class ServerLog:
-    """Reader of a server's log as it grows."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._last_lines: deque[str] = deque(maxlen=LAST_WORDS_LINES)
-        self.over = False
-        """Whether the server has said that it will not recover."""
-
-    def read(self) -> None:
-        """Take in the complete lines written since the last call."""
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            written = file.read()
-        complete = written[: written.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        for line in complete.decode("utf-8", errors="replace").splitlines():
-            if line.strip():
-                self._last_lines.append(line.strip())
-            self.over = self.over or OVER.search(line) is not None
-
-    def cause(self) -> str:
-        """One line: what the log says went wrong, what to do if that is known, and where to read on."""
-        lines = self._last_lines
-        last = lines[-1] if lines else "it logged nothing"
-        said = next((line for line in reversed(lines) if EXCEPTION.match(line)), last)
-        known = (advice for line in lines for pattern, advice in EXPLANATIONS if pattern.search(line))
-        advice = next((f"; {advice}" for advice in known), "")
-        return f"{said}{advice} (log: {self.path})"
 
 
 @dataclass(frozen=True)
@@ -99,14 +40,23 @@ class Launched:
     log: ServerLog
 
     def require_alive(self) -> None:
-        """Raise ServerDied when the process has ended or its log says that it is over."""
+        """Raise when the process has ended or its log says that it is over.
+
+        Raises:
+            OutOfMemory: its memory did not suffice; the class says for what.
+            ServerDied: of anything else.
+        """
         status = self.process.poll()
         self.log.read()
-        if status is not None:
+        if status is None and not self.log.over:
+            return
+        if status is None or self.log.over:
+            how = "lost a worker process"
+        else:
             how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-            raise ServerDied(f"server {self.url} {how}: {self.log.cause()}")
-        if self.log.over:
-            raise ServerDied(f"server {self.url} lost a worker process: {self.log.cause()}")
+        explanation = self.log.explain(status)
+        kind = explanation.error if issubclass(explanation.error, OutOfMemory) else ServerDied
+        raise kind(f"server {self.url} {how}: {explanation}")
 
 
 def advertised(host: str) -> str:
@@ -178,7 +128,8 @@ def wait_until_ready(
         wanted: asked before each attempt; False gives up at once.
 
     Raises:
-        LaunchFailed: it ended, or its log says that it will not come up, or nobody wants it any more.
+        LaunchFailed: it ended, or its log says that it will not come up, or nobody wants it any more; OutOfMemory, a
+            kind of it, when that is why.
         WrongServer: what answers is not what was planned.
         NotReady: it is still not ready after ``timeout_seconds``.
     """
