@@ -133,6 +133,17 @@ def decode(
     decode_file(request, responses, previews)
 
 
+@app.command(hidden=True)
+def probe_texts(
+    verifier: Annotated[Path, typer.Option(help="The configuration's verifier, a JSON document.")],
+    out: Annotated[Path, typer.Option(help="Where to write the token ids, a JSON document.")],
+) -> None:
+    """Make the texts of the server's readiness probe (model environment)."""
+    from aerie.prompts.probe_texts import write_probe_texts
+
+    write_probe_texts(verifier, out)
+
+
 @database.command("migrate")
 def database_migrate() -> None:
     """Bring Aerie's tables to the version of this code; nothing to do where they are."""

@@ -8,11 +8,16 @@ from typing import Any
 import psutil
 import pytest
 
+from aerie.artefacts.verifier_tokens import VerifierTokens
 from aerie.serving import client
 from aerie.serving.errors import KeeperUnreachable
 from aerie.serving.launch import family_of
 from aerie.serving.lease import read_lease
 from aerie.serving.plan import ServerPlan
+from aerie.serving.probing import ProbeTexts, Probing
+from aerie.settings.profile import load_profile
+
+from . import fake_server
 
 HERE = Path(__file__).parent
 
@@ -32,6 +37,21 @@ def make_plan() -> Callable[..., ServerPlan]:
         return ServerPlan(**{**fields, **changes})
 
     return make
+
+
+@pytest.fixture
+def probing() -> Probing:
+    """A question and a passage for the fake server, whose tokens are of the demo's family."""
+    question = (1, 2, 3, fake_server.TOKEN_IDS["<|im_middle|>"], fake_server.TOKEN_IDS["<think>"])
+    tokens = VerifierTokens(
+        token_ids=fake_server.TOKEN_IDS, vocabulary_size=1000, eos_ids=(900,), tokenizer_sha256="0", model_type="llama"
+    )
+    return Probing(
+        texts=ProbeTexts(question_ids=question, passage_ids=tuple(range(10, 60)), tokens=tokens),
+        profile=load_profile("demo"),
+        sampling={"temperature": 0.8, "stop_token_ids": [900]},
+        logprob_tolerance_nats=0.02,
+    )
 
 
 @pytest.fixture

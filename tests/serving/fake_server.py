@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 HEALTHY = "healthy"
 BEHAVIOURS = (
@@ -26,7 +26,27 @@ BEHAVIOURS = (
     "constant answer",
     "short answer",
     "other dtype",
+    "another launch",
+    "loops",
+    "never closes its reasoning",
+    "odd at first",
+    "reasons to the cap",
+    "loops to the cap",
+    "less likely",
+    "corrupted cache",
+    "no logprobs",
+    "not a number",
 )
+
+TOKEN_IDS = {
+    "<|im_end|>": 900, "<|im_middle|>": 901, "<think>": 902, "</think>": 903, "<|tool_calls_section_begin|>": 904,
+    "<|tool_calls_section_end|>": 905, "<|tool_call_begin|>": 906, "<|tool_call_argument_begin|>": 907,
+    "<|tool_call_end|>": 908,
+}  # fmt: skip
+END, CLOSE = TOKEN_IDS["<|im_end|>"], TOKEN_IDS["</think>"]
+REASONING = list(range(100, 130))
+ANSWERS = {"loops": [*[7, 8, 9] * 40, END], "never closes its reasoning": [*REASONING, 51, END]}
+LOGPROB = -2.5
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -35,6 +55,7 @@ class Handler(BaseHTTPRequestHandler):
     behaviour: str
     info: dict[str, Any]
     asked = 0
+    bodies: ClassVar[list[dict[str, Any]]] = []
 
     def do_GET(self) -> None:
         if self.path == "/health_generate":
@@ -44,11 +65,52 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        number = body["sampling_params"]["max_new_tokens"]
+        type(self).asked += 1
+        self.bodies.append(body)
+        sampling = body["sampling_params"]
+        if body.get("return_logprob"):
+            self._answer([5], "length", **self._logprobs(body["input_ids"], body["logprob_start_len"]))
+        elif sampling.get("ignore_eos"):
+            self._answer(self._forced(sampling["max_new_tokens"]), "length")
+        else:
+            self._answer(*self._to_question(sampling["max_new_tokens"]))
+
+    def _forced(self, number: int) -> list[int]:
         output = [7] * number if self.behaviour == "constant answer" else list(range(number))
-        if self.behaviour == "short answer":
-            output = output[:-1]
-        self._reply({"output_ids": output, "meta_info": {"completion_tokens": number}})
+        return output[:-1] if self.behaviour == "short answer" else output
+
+    def _to_question(self, cap: int) -> tuple[list[int], str]:
+        if self.behaviour in ("reasons to the cap", "loops to the cap"):
+            period = 800 if self.behaviour == "reasons to the cap" else 4
+            return [i * i % 797 if period == 800 else i % period for i in range(cap)], "length"
+        good = [*REASONING, CLOSE, 51, END]
+        odd = self.behaviour == "odd at first" and self.asked < 4
+        return (ANSWERS["loops"] if odd else ANSWERS.get(self.behaviour, good)), "stop"
+
+    def _logprobs(self, ids: list[int], start: int) -> dict[str, Any]:
+        if self.behaviour == "no logprobs":
+            return {}
+        value = LOGPROB - (0.1 if self.behaviour == "less likely" else 0.0)
+        value -= 0.1 if self.behaviour == "corrupted cache" and start else 0.0
+        values: list[float | None] = [None, *[value] * (len(ids) - start - 1)]
+        if self.behaviour == "not a number":
+            values[3] = None
+        return {
+            "input_token_logprobs": [[value, token, None] for value, token in zip(values, ids[start:], strict=True)],
+            "cached_tokens": start,
+        }
+
+    def _answer(self, output: list[int], finish: str, **meta: Any) -> None:
+        launch = "launch-0" if self.behaviour == "another launch" else self.info["served_model_name"]
+        number = len(output) + (self.behaviour == "short answer")
+        self._reply(
+            {
+                "output_ids": output,
+                "meta_info": {
+                    "completion_tokens": number, "finish_reason": {"type": finish}, "weight_version": launch, **meta,
+                },
+            }
+        )  # fmt: skip
 
     def _reply(self, document: Any, status: int = 200) -> None:
         content = json.dumps(document).encode()
@@ -72,6 +134,7 @@ def main() -> None:
     parser.add_argument("--info", type=json.loads)
     parser.add_argument("--behaviour", choices=BEHAVIOURS)
     parser.add_argument("--served-model-name")
+    parser.add_argument("--weight-version")
     options = parser.parse_args()
     Handler.behaviour = options.behaviour
     Handler.info = {**options.info, "served_model_name": options.served_model_name}

@@ -27,6 +27,7 @@ from aerie.serving.errors import (
     ServerDied,
     WrongServer,
 )
+from aerie.serving.launch import free_port
 from aerie.serving.lease import address_path, lease_path, read_address, read_lease, token_path, write
 from aerie.serving.plan import ServerPlan
 
@@ -68,7 +69,7 @@ def keeper_pid(folder: Path) -> int:
 def test_server_is_started_once_and_then_reused(ensure: Ensure, fake_plan: Make, folder: Path) -> None:
     lines: list[str] = []
     first = ensure(fake_plan(), report=lines.append)
-    second = ensure(fake_plan(probe_token_ids=(5, 6, 7)), owner="somebody else", report=lines.append)
+    second = ensure(fake_plan(port=free_port("127.0.0.1")), owner="somebody else", report=lines.append)
     assert (first.reused, second.reused) == (False, True)
     assert second.launch_token == first.launch_token
     assert requests.get(f"{second.url}/server_info", timeout=5).json()["served_model_name"] == first.launch_token

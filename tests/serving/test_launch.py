@@ -48,7 +48,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
 
 
 def wait(launched: Launched, plan: ServerPlan, seconds: float = 20) -> str:
-    return wait_until_ready(launched, plan, timeout_seconds=seconds).url
+    return wait_until_ready(launched, plan, folder=launched.log.path.parent, timeout_seconds=seconds).url
 
 
 def test_server_runs_in_a_session_of_its_own_and_logs_its_command(launch: Launch, fake_plan: Make) -> None:

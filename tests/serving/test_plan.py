@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from aerie.serving.plan import CPU_STAND_IN, INCLUDE, WITH_DRAFTER, DrafterPlan, ServerPlan, checkpoint_identity
+from aerie.serving.probing import Probing
 
 Make = Callable[..., ServerPlan]
 PYTHON = Path("/envs/serve/bin/python")
@@ -187,9 +188,9 @@ def test_a_chain_whose_length_does_not_add_up_is_refused() -> None:
     DrafterPlan(path=Path("/d"), identity="1", num_steps=3, eagle_topk=2, num_draft_tokens=8)
 
 
-def test_identity_is_what_affects_the_server_and_not_where_it_listens(make_plan: Make) -> None:
+def test_identity_is_what_affects_the_server_and_not_where_it_listens(make_plan: Make, probing: Probing) -> None:
     plan = make_plan()
-    assert make_plan(host="10.0.0.1", port=9, probe_token_ids=(5, 6)).fingerprint() == plan.fingerprint()
+    assert make_plan(host="10.0.0.1", port=9, probing=probing).fingerprint() == plan.fingerprint()
     for changes in (
         {"model_identity": "verifier-2"}, {"dtype": "float16"}, {"phase": "benchmark"}, {"mem_fraction_static": 0.85},
         {"extra_arguments": ("--watchdog-timeout", "600")},

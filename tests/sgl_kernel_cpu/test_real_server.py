@@ -41,7 +41,7 @@ def served(verifier: Path, logs: Path, drafter: DrafterPlan | None = None) -> It
     )
     launched = start_server(plan, python=PYTHON, logs=logs)
     try:
-        yield wait_until_ready(launched, plan, timeout_seconds=START_SECONDS).url
+        yield wait_until_ready(launched, plan, folder=logs, timeout_seconds=START_SECONDS).url
     finally:
         stop_server(launched.identity, grace_seconds=20)
 

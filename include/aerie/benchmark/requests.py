@@ -11,7 +11,8 @@ from aerie.artefacts.prompts import Prompt, iterate_prompts
 from aerie.artefacts.verifier_tokens import read_verifier_tokens
 from aerie.benchmark.measures import DatasetRun, Measured, verification_of
 from aerie.errors import AerieError, BadInput, Failed
-from aerie.generation.client import GenerateClient, GenerateRequest, RequestFailed, sampling_parameters
+from aerie.generation.client import GenerateClient, GenerateRequest, RequestFailed
+from aerie.serving.sampling import sampling_parameters
 from aerie.settings.pipeline import PipelineSettings
 from aerie.settings.profile import Sampling
 from aerie.stages import Events

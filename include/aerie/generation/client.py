@@ -23,7 +23,6 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 from yarl import URL
 
 from aerie.errors import Retryable
-from aerie.settings.profile import Sampling
 
 FailureKind = Literal[
     "poisoned", "aborted", "server_error", "timeout", "connection", "malformed_json", "schema", "inconsistent"
@@ -145,20 +144,6 @@ class Answer:
 
     reply: Reply
     attempt: int
-
-
-def sampling_parameters(sampling: Sampling, *, stop_token_ids: Sequence[int]) -> dict[str, Any]:
-    """Every sampling parameter that affects tokens, so that no default of server or checkpoint has a say."""
-    return {
-        **sampling.model_dump(),
-        "min_new_tokens": 0,
-        "n": 1,
-        "ignore_eos": False,
-        "stop_token_ids": list(stop_token_ids),
-        # These two act on text, which nothing reads.
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
-    }
 
 
 def parse_reply(body: bytes, *, rid: str, prompt_tokens: int) -> Reply:

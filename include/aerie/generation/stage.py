@@ -24,7 +24,7 @@ from aerie.boundary import Grammar, Verdict, apply_policy, check_drop_flags, gra
 from aerie.errors import AerieError, BadInput, Failed
 from aerie.generation.budget import Limits, decide
 from aerie.generation.canary_show import CanaryShow
-from aerie.generation.client import GenerateClient, RequestFailed, sampling_parameters
+from aerie.generation.client import GenerateClient, RequestFailed
 from aerie.generation.driver import Driver
 from aerie.generation.fingerprints import Fingerprinted, generation_settings, hold_generation, rules_settings
 from aerie.generation.load import ServerMonitor
@@ -34,6 +34,7 @@ from aerie.generation.reconciliation import differing, reconcile
 from aerie.generation.reporting import Reporter
 from aerie.generation.server import Server, check_server, ensure
 from aerie.generation.writer import DatasetWriter
+from aerie.serving.sampling import sampling_parameters
 from aerie.settings.machine import database_url
 from aerie.settings.pipeline import DatasetSettings
 from aerie.stages import Events, StageRequest, StageResult

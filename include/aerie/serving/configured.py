@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from aerie.errors import BadInput
 from aerie.serving.client import ServerHandle, ensure_server
 from aerie.serving.plan import DrafterPlan, Phase, ServerPlan
+from aerie.serving.probing import probing_of
 from aerie.settings.machine import python_of
 from aerie.settings.pipeline import PipelineSettings
 
@@ -42,8 +43,9 @@ def ensure_configured(
     Raises:
         AerieError: as ``ensure_server`` raises.
     """
+    probing = probing_of(settings, folder)
     return ensure_server(
-        plan,
+        plan.model_copy(update={"probing": probing}),
         folder=folder,
         owner=owner,
         python=python_of("serve"),

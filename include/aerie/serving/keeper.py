@@ -239,6 +239,7 @@ class Keeper:
                 wait_until_ready,
                 launched,
                 request.plan,
+                folder=self._root,
                 timeout_seconds=request.start_timeout_seconds,
                 wanted=lambda: self._wanted == launched.token,
             )

@@ -97,7 +97,7 @@ def start_server(plan: ServerPlan, *, python: Path, logs: Path) -> Launched:
     token = f"launch-{secrets.token_hex(8)}"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"server-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{plan.phase}-{token[-6:]}.log"
-    command = [*plan.command_line(python, port=port), "--served-model-name", token]
+    command = [*plan.command_line(python, port=port), "--served-model-name", token, "--weight-version", token]
     with log.open("wb") as output:
         output.write(f"$ {' '.join(command)}\n".encode())
         output.flush()
@@ -117,13 +117,19 @@ def start_server(plan: ServerPlan, *, python: Path, logs: Path) -> Launched:
 
 
 def wait_until_ready(
-    launched: Launched, plan: ServerPlan, *, timeout_seconds: float, wanted: Callable[[], bool] = lambda: True
+    launched: Launched,
+    plan: ServerPlan,
+    *,
+    folder: Path,
+    timeout_seconds: float,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> probe.ReadyServer:
     """Wait until the server passes the probe.
 
     Args:
         launched: the process, from ``start_server``.
         plan: what it must turn out to be.
+        folder: the server's, for the probe.
         timeout_seconds: how long to wait.
         wanted: asked before each attempt; False gives up at once.
 
@@ -141,7 +147,7 @@ def wait_until_ready(
             launched.require_alive()
         except ServerDied as death:
             raise LaunchFailed(str(death)) from death
-        return probe.probe(launched.url, plan, launched.token)
+        return probe.probe(launched.url, plan, launched.token, folder=folder)
 
     try:
         return tenacity.Retrying(

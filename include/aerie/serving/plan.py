@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from aerie.artefacts.files import fingerprint_of, sha256_of
+from aerie.serving.probing import Probing
 from aerie.settings.pipeline import PipelineSettings
 from aerie.settings.profile import Frozen, checkpoint_code_allowed, server_arguments_of
 
@@ -100,8 +101,8 @@ class ServerPlan(Frozen):
     ``data_parallel_size`` are whole replicas, each on GPUs of its own; ``attention_data_parallel_size`` are groups for
     attention alone, inside the tensor-parallel ranks of one replica. A replica takes tensor x pipeline ranks.
 
-    ``port`` None lets the launcher take a free one; ``probe_token_ids`` is the prompt of the readiness probe. Neither
-    is part of the server's identity.
+    ``port`` None lets the launcher take a free one; ``probing`` is what the readiness probe asks. Neither is part of
+    the server's identity.
     """
 
     model_path: Path
@@ -131,7 +132,7 @@ class ServerPlan(Frozen):
     drafter: DrafterPlan | None = None
     forward_hooks: tuple[Mapping[str, Any], ...] = ()
     extra_arguments: tuple[str, ...] = ()
-    probe_token_ids: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    probing: Probing | None = None
 
     @classmethod
     def of_settings(
@@ -250,7 +251,7 @@ class ServerPlan(Frozen):
 
     def fingerprint(self) -> str:
         """SHA-256 of what makes two servers the same one: all but where it listens and how it is probed."""
-        return fingerprint_of(self.model_dump(mode="json", exclude={"host", "port", "probe_token_ids"}))
+        return fingerprint_of(self.model_dump(mode="json", exclude={"host", "port", "probing"}))
 
     def command_line(self, python: Path, *, port: int) -> list[str]:
         """The complete command that starts the server."""
