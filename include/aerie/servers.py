@@ -3,7 +3,6 @@
 Whoever needs the server ensures it himself on every try; starting it ahead only moves the wait out of the first task.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +10,9 @@ from aerie.artefacts.manifest import Manifest, describe_input, path_of, read_man
 from aerie.errors import BadInput
 from aerie.hidden_states.launch import capture_hooks
 from aerie.serving import client
+from aerie.serving.attention import attention_of, kv_dtype_bytes
 from aerie.serving.configured import ensure_configured, plan_configured
-from aerie.serving.memory import bytes_per_token, kv_dtype_bytes
+from aerie.serving.model_config import read_model_config
 from aerie.serving.plan import Phase, ServerPlan
 from aerie.settings.machine import python_of
 from aerie.stages import Events, StageRequest, StageResult
@@ -26,9 +26,8 @@ def plan(request: StageRequest, events: Events) -> StageResult:
         PlanRefused: the planner does not know the verifier's attention.
     """
     asked = _plan(request, "generate")
-    config = json.loads((asked.model_path / "config.json").read_text(encoding="utf-8"))
-    element_bytes = kv_dtype_bytes(asked.kv_cache_dtype, asked.dtype)
-    token_bytes = bytes_per_token(config, dtype_bytes=element_bytes, ranks=asked.tensor_parallel_size)
+    attention = attention_of(read_model_config(asked.model_path), ranks=asked.tensor_parallel_size)
+    token_bytes = attention.bytes_per_token(kv_dtype_bytes(asked.kv_cache_dtype, asked.dtype))
     command = asked.command_line(python_of("serve"), port=asked.port or 0)
     events.progress(f"KV cache: {token_bytes:,} bytes a token and rank")
     if asked.max_total_tokens is not None:

@@ -1,77 +1,21 @@
-"""The arithmetic of a server's memory: bytes per token, tokens that fit, host memory of the hierarchical cache.
+"""The arithmetic of a server's memory: tokens that fit, host memory of the hierarchical cache.
 
 Sources: SGLang's own sizing (``max_total_num_tokens``) and four measured rows of an 8-GPU deployment of Kimi-K2.5,
 which these formulas reproduce to within 0.1 %. GB is 10^9 bytes.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean, linear_regression
 
 from aerie.serving.errors import PlanRefused
 
-KV_DTYPE_BYTES: Mapping[str, int] = {
-    "float32": 4,
-    "bfloat16": 2,
-    "bf16": 2,
-    "float16": 2,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-}
 HICACHE_SHARE = 0.95
 """Share of the host memory left by the loading model that the hierarchical caches of all ranks may take."""
 
-FULL_ATTENTION_TYPES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
-"""Model types whose every layer keeps keys and values of all tokens, shared over groups of heads or not."""
-
-
-def kv_dtype_bytes(kv_cache_dtype: str, model_dtype: str) -> int:
-    """Bytes per element of the KV cache; ``auto`` takes the model's type.
-
-    Raises:
-        PlanRefused: the type is not known.
-    """
-    name = model_dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-    if name not in KV_DTYPE_BYTES:
-        raise PlanRefused(f"kv_cache_dtype {name!r} is not known: expected one of {', '.join(KV_DTYPE_BYTES)}")
-    return KV_DTYPE_BYTES[name]
-
-
-def bytes_per_token(config: Mapping[str, Any], *, dtype_bytes: int, ranks: int) -> int:
-    """Bytes of KV cache per token and rank, from a checkpoint's ``config.json``.
-
-    A latent cache (MLA) is held whole by every rank. Otherwise the key/value heads are divided among the ranks; where
-    there are fewer heads than ranks, they are replicated and each rank holds one.
-
-    Raises:
-        PlanRefused: the attention is of a kind that the planner does not know, or cannot be divided.
-    """
-    config = config.get("text_config") or config
-    layers = int(config["num_hidden_layers"])
-    if config.get("kv_lora_rank"):
-        return (int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"])) * layers * dtype_bytes
-    _require_full_attention(config)
-    query_heads = int(config["num_attention_heads"])
-    heads = int(config.get("num_key_value_heads") or query_heads)
-    if heads % ranks and ranks % heads:
-        raise PlanRefused(f"{heads} key/value heads cannot be shared by {ranks} ranks: one must divide the other")
-    width = int(config.get("head_dim") or int(config["hidden_size"]) // query_heads)
-    return 2 * max(1, heads // ranks) * width * layers * dtype_bytes
-
-
-def _require_full_attention(config: Mapping[str, Any]) -> None:
-    kind = config.get("model_type")
-    if kind not in FULL_ATTENTION_TYPES:
-        raise PlanRefused(
-            f"config.json: model_type {kind!r} has an attention that the planner does not know: expected MLA "
-            f"(kv_lora_rank) or one of {', '.join(sorted(FULL_ATTENTION_TYPES))}"
-        )
-    other = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
-    if other or (config.get("sliding_window") and config.get("use_sliding_window", True)):
-        raise PlanRefused(
-            f"config.json: {kind} with {', '.join(other) or 'a sliding window'}: the planner knows full attention only"
-        )
+LOADING_GB_PER_RANK = 5.0
+"""Host memory that loading takes where it is not known: the reference deployment's 40 GB over its 8 ranks."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +39,43 @@ class PoolLine:
         """The line through two rows.
 
         Raises:
-            PlanRefused: the rows have the same fraction.
+            PlanRefused: the rows make no line of a server: as ``through_all``.
         """
-        if first.fraction == second.fraction:
-            raise PlanRefused(f"two rows at mem_fraction_static {first.fraction} give no line: vary the fraction")
-        first_bytes, second_bytes = (row.tokens * row.bytes_per_token for row in (first, second))
-        pool = (second_bytes - first_bytes) / (second.fraction - first.fraction)
-        return cls(pool_bytes=pool, static_bytes=pool * first.fraction - first_bytes)
+        return cls.through_all((first, second))
+
+    @classmethod
+    def through_all(cls, rows: Sequence[PoolRow]) -> "PoolLine":
+        """The line through the rows, by least squares where there are more than two.
+
+        Raises:
+            PlanRefused: all rows have the same fraction, or a larger fraction does not hold more.
+        """
+        fractions = [row.fraction for row in rows]
+        if len(set(fractions)) < 2:
+            raise PlanRefused(f"rows at mem_fraction_static {fractions[0]} alone give no line: vary the fraction")
+        slope, intercept = linear_regression(fractions, [row.tokens * row.bytes_per_token for row in rows])
+        if slope <= 0 or intercept >= 0:
+            seen = ", ".join(f"{row.fraction:g} = {row.tokens:,} tokens" for row in rows)
+            raise PlanRefused(
+                f"observations {seen} make no sense together: a larger fraction must hold more tokens, and a server "
+                "more than its KV pool; are they of one model on one kind of GPU, each with its KV type?"
+            )
+        return cls(pool_bytes=slope, static_bytes=-intercept)
+
+    @classmethod
+    def calibrated(cls, pool_bytes: float, rows: Sequence[PoolRow]) -> "PoolLine":
+        """The line for a known memory through rows of one fraction: what is held before the pool is their mean.
+
+        Raises:
+            PlanRefused: the rows hold more than that memory.
+        """
+        static = fmean(pool_bytes * row.fraction - row.tokens * row.bytes_per_token for row in rows)
+        if static < 0:
+            raise PlanRefused(
+                f"{rows[0].tokens:,} tokens at mem_fraction_static {rows[0].fraction:g} are more than "
+                f"{pool_bytes / 2**30:.2f} GiB hold: is the observation of this model on such a GPU?"
+            )
+        return cls(pool_bytes=pool_bytes, static_bytes=static)
 
     def tokens(self, fraction: float, bytes_per_token: int) -> int:
         """Tokens that the KV pool holds at a memory fraction."""
@@ -113,17 +87,33 @@ def hicache_safe_gb_per_rank(*, available_gb: float, loading_gb: float, ranks: i
     return max(0, math.floor(HICACHE_SHARE * (available_gb - loading_gb) / ranks))
 
 
+def hicache_sum(available_gb: float, loading_gb: float, ranks: int) -> str:
+    """The arithmetic of the largest safe size, as text."""
+    safe = hicache_safe_gb_per_rank(available_gb=available_gb, loading_gb=loading_gb, ranks=ranks)
+    return f"floor({HICACHE_SHARE} x ({available_gb:g} - {loading_gb:g}) / {ranks}) = {safe}"
+
+
+def hicache_problem(size_gb_per_rank: int, *, available_gb: float, loading_gb: float, ranks: int) -> str | None:
+    """Why the host cannot hold such a hierarchical cache, with the sum; None where it can.
+
+    SGLang takes the size per rank, and ranks race for the memory.
+    """
+    safe = hicache_safe_gb_per_rank(available_gb=available_gb, loading_gb=loading_gb, ranks=ranks)
+    if size_gb_per_rank <= safe:
+        return None
+    return (
+        f"hicache_size_gb_per_rank {size_gb_per_rank}: {ranks} ranks x {size_gb_per_rank} GB = "
+        f"{ranks * size_gb_per_rank} GB, but the host has {available_gb:g} GB available, of which loading takes "
+        f"{loading_gb:g} GB: expected at most {hicache_sum(available_gb, loading_gb, ranks)}"
+    )
+
+
 def require_hicache_fits(size_gb_per_rank: int, *, available_gb: float, loading_gb: float, ranks: int) -> None:
-    """Refuse a hierarchical cache that the host cannot hold; SGLang takes the size per rank, and ranks race for it.
+    """Refuse a hierarchical cache that the host cannot hold.
 
     Raises:
         PlanRefused: all ranks together ask for more than is safe; the message shows the sum.
     """
-    safe = hicache_safe_gb_per_rank(available_gb=available_gb, loading_gb=loading_gb, ranks=ranks)
-    if size_gb_per_rank > safe:
-        raise PlanRefused(
-            f"hicache_size_gb_per_rank {size_gb_per_rank}: {ranks} ranks x {size_gb_per_rank} GB = "
-            f"{ranks * size_gb_per_rank} GB, but the host has {available_gb:g} GB available, of which loading takes "
-            f"{loading_gb:g} GB: expected at most "
-            f"floor({HICACHE_SHARE} x ({available_gb:g} - {loading_gb:g}) / {ranks}) = {safe}"
-        )
+    problem = hicache_problem(size_gb_per_rank, available_gb=available_gb, loading_gb=loading_gb, ranks=ranks)
+    if problem:
+        raise PlanRefused(problem)
