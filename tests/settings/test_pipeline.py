@@ -39,6 +39,15 @@ def test_the_demo_has_all_ten_data_sets_and_its_paths_are_relative_to_its_file()
         (lambda d: d["datasets"]["A1"]["source"].pop("path"), "datasets.A1.source: .*either 'path' or 'huggingface'"),
         (lambda d: d["benchmark"].update(minimum_acceptance_length=1.0), "benchmark.minimum_acceptance_length"),
         (lambda d: d["datasets"]["B1_glaive"].update(budget_tokens=-5), "datasets.B1_glaive.budget_tokens"),
+        (
+            lambda d: d["verifier"].update(huggingface="a/b", revision="main"),
+            "verifier: .*huggingface is a/b, but revision is 'main': expected a commit",
+        ),
+        (lambda d: d["verifier"].update(huggingface="b"), "verifier.huggingface: "),
+        (
+            lambda d: d["publish"].update(folder="${NO_SUCH_VARIABLE}/x"),
+            "publish.folder: .*NO_SUCH_VARIABLE.* is not set",
+        ),
         (lambda d: d["serving"].update(backend="external"), "serving: .*external.*expected external_url"),
         (
             lambda d: d["serving"].update(external_url="http://h:1"),
@@ -71,6 +80,12 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path, change, message):
     with pytest.raises(BadInput, match=message) as caught:
         load_settings(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_path_may_name_a_variable_and_is_then_not_beside_its_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISK", "/mnt/disk")
+    path = changed(tmp_path, lambda document: document["publish"].update(folder="${DISK}/drafters"))
+    assert load_settings(path).publish.folder == Path("/mnt/disk/drafters")
 
 
 def test_data_sets_have_one_order_wherever_they_stand_in_the_file(tmp_path):

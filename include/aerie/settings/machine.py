@@ -22,6 +22,11 @@ def data_root() -> Path:
     return Path(os.environ.get("AERIE_DATA_ROOT", aerie_home() / "data"))
 
 
+def models_root() -> Path:
+    """Folder of the checkpoints (``AERIE_MODELS``, default ``models`` in the home folder)."""
+    return Path(os.environ.get("AERIE_MODELS", aerie_home() / "models"))
+
+
 def server_folder() -> Path:
     """Folder of the server's lease, log and keeper."""
     return aerie_home() / "server"

@@ -1,6 +1,7 @@
 """The configuration of the whole pipeline, as one frozen document read from YAML."""
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date
@@ -11,7 +12,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from aerie.errors import BadInput
-from aerie.settings.profile import Frozen, Profile, Sampling, load_profile
+from aerie.settings.machine import aerie_home, models_root
+from aerie.settings.profile import COMMIT, Frozen, Profile, Sampling, load_profile
 from aerie.settings.yaml_files import read_mapping, validate
 
 GENERATED_KEYS = (
@@ -58,33 +60,62 @@ LONG_RESPONSES: Mapping[str, Mapping[str, int]] = {"B8_sweagent": {"concurrency"
 """Defaults of data sets whose prompts and responses are long; the reference deployment ran them so."""
 
 
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_FOLDERS: Mapping[str, Callable[[], Path]] = {"AERIE_HOME": aerie_home, "AERIE_MODELS": models_root}
+
+
+def _value_of(variable: re.Match[str]) -> str:
+    name = variable[1]
+    if name in _FOLDERS:
+        return str(_FOLDERS[name]().absolute())
+    if name not in os.environ:
+        raise ValueError(f"${{{name}}} is not set in the environment: export it, or write the path itself")
+    return os.environ[name]
+
+
 def _beside_file(path: Path, info: ValidationInfo) -> Path:
+    path = Path(_VARIABLE.sub(_value_of, str(path)))
     folder = (info.context or {}).get("folder")
     return path if path.is_absolute() or folder is None else (Path(folder) / path).resolve()
 
 
 FilePath = Annotated[Path, AfterValidator(_beside_file)]
-"""A path; in a YAML file, relative ones are relative to that file."""
+"""A path; in a YAML file, relative ones are relative to that file, and ``${VARIABLE}`` is an environment variable's
+value (``AERIE_HOME`` and ``AERIE_MODELS`` have defaults: ``settings.machine``)."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Scalar = str | bool | int | float
 
+REPOSITORY_PATTERN = r"^[\w.-]+/[\w.-]+$"
+"""Owner and name of a repository on the hub."""
+
 
 class VerifierSettings(Frozen):
     """The large model: a local checkpoint folder, at a revision, with the profile of its family.
 
+    ``huggingface`` is the repository that ``./aerie fetch-model`` downloads it from, at ``revision``, a commit.
     ``prompt_date`` is the day that a chat template which writes today's date into prompts takes for today.
     """
 
     path: FilePath
+    huggingface: Annotated[str, Field(pattern=REPOSITORY_PATTERN)] | None = None
     revision: str | None = None
     profile: str
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     thinking: bool = True
     trust_remote_code: bool = False
     prompt_date: date | None = None
+
+    @model_validator(mode="after")
+    def _pinned(self) -> Self:
+        if self.huggingface is not None and not COMMIT.fullmatch(self.revision or ""):
+            raise ValueError(
+                f"huggingface is {self.huggingface}, but revision is {self.revision!r}: expected a commit "
+                "(hexadecimal), because a branch moves"
+            )
+        return self
 
     def load_profile(self) -> Profile:
         """Profile of the verifier's family."""
