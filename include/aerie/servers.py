@@ -51,7 +51,7 @@ def start(request: StageRequest, events: Events) -> StageResult:
         request.settings,
         _plan(request, _phase(request)),
         folder=request.server_folder,
-        owner=f"{request.run_id} {request.phase}",
+        owner=request.run_id,
         report=events.progress,
     )
     events.progress(f"server {handle.url} is ready: {handle.max_total_num_tokens:,} KV tokens; log: {handle.log_path}")
@@ -62,17 +62,21 @@ def start(request: StageRequest, events: Events) -> StageResult:
 
 
 def stop(request: StageRequest, events: Events) -> StageResult:
-    """Stop whatever server this machine's keeper holds, and verify that it is gone.
+    """End the run's hold of the server; when nobody else holds it, it is stopped, and that it is gone verified.
 
     Raises:
         ProcessesLeft: its processes survive; the message names them.
     """
-    lease = client.status(request.server_folder)
-    stopped = client.stop(request.server_folder)
-    events.progress("the server is stopped, no process is left" if stopped else "nothing to do: no server runs")
-    return StageResult(
-        stage="serve_stop", reused=not stopped, data={"launch_token": lease.launch_token if lease else None}
-    )
+    before = client.status(request.server_folder)
+    if before is None:
+        events.progress("nothing to do: no server runs")
+        return StageResult(stage="serve_stop", reused=True)
+    left = client.release(request.server_folder, request.run_id)
+    if left is not None:
+        events.progress(f"server {left.url} stays for others: it is held by {left.held_by}")
+        return StageResult(stage="serve_stop", reused=False)
+    events.progress("the server is stopped, no process is left")
+    return StageResult(stage="serve_stop", reused=False, data={"launch_token": before.launch_token})
 
 
 def _phase(request: StageRequest) -> Phase:

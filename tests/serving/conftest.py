@@ -10,6 +10,7 @@ import pytest
 
 from aerie.artefacts.verifier_tokens import VerifierTokens
 from aerie.serving import client
+from aerie.serving.client import ServerHandle
 from aerie.serving.errors import KeeperUnreachable
 from aerie.serving.launch import family_of
 from aerie.serving.lease import read_lease
@@ -18,6 +19,7 @@ from aerie.serving.probing import ProbeTexts, Probing
 from aerie.settings.profile import load_profile
 
 from . import fake_server
+from .helpers import Ensure
 
 HERE = Path(__file__).parent
 
@@ -93,3 +95,14 @@ def processes_of(folder: Path) -> Callable[[], list[psutil.Process]]:
         return [] if lease is None else family_of(lease.server)
 
     return find
+
+
+@pytest.fixture
+def ensure(folder: Path, fake_python: Path) -> Ensure:
+    """Ensures a server in the test's folder."""
+
+    def call(plan: ServerPlan, **changes: Any) -> ServerHandle:
+        options = {"owner": "a test", "lease_seconds": 60.0, "start_timeout_seconds": 30.0}
+        return client.ensure_server(plan, folder=folder, python=fake_python, **{**options, **changes})
+
+    return call

@@ -1,75 +1,32 @@
 """Keeper, lease and client together, over fake servers: reuse, replacement, and every way to end."""
 
-import json
-import os
-import signal
-import stat
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import requests
 
-from aerie.errors import BadInput
 from aerie.serving import client
-from aerie.serving.client import ServerHandle
 from aerie.serving.errors import (
     KeeperUnreachable,
     LaunchFailed,
-    LeaseElsewhere,
     LeaseLost,
     NotReady,
     ServerDied,
     WrongServer,
 )
 from aerie.serving.launch import free_port
-from aerie.serving.lease import address_path, lease_path, read_address, read_lease, token_path, write
-from aerie.serving.plan import ServerPlan
+from aerie.serving.lease import address_path, lease_path
 
-Make = Callable[..., ServerPlan]
-Ensure = Callable[..., ServerHandle]
-Processes = Callable[[], list[psutil.Process]]
-
-
-@pytest.fixture
-def ensure(folder: Path, fake_python: Path) -> Ensure:
-    """Ensures a server in the test's folder."""
-
-    def call(plan: ServerPlan, **changes: Any) -> ServerHandle:
-        options = {"owner": "a test", "lease_seconds": 60.0, "start_timeout_seconds": 30.0}
-        return client.ensure_server(plan, folder=folder, python=fake_python, **{**options, **changes})
-
-    return call
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
-def keeper_pid(folder: Path) -> int:
-    address = read_address(folder)
-    assert address is not None
-    return address.keeper.pid
+from .helpers import Ensure, Make, Processes, keeper_pid, runs, until
 
 
 def test_server_is_started_once_and_then_reused(ensure: Ensure, fake_plan: Make, folder: Path) -> None:
     lines: list[str] = []
     first = ensure(fake_plan(), report=lines.append)
-    second = ensure(fake_plan(port=free_port("127.0.0.1")), owner="somebody else", report=lines.append)
+    second = ensure(fake_plan(port=free_port("127.0.0.1")), report=lines.append)
     assert (first.reused, second.reused) == (False, True)
     assert second.launch_token == first.launch_token
     assert requests.get(f"{second.url}/server_info", timeout=5).json()["served_model_name"] == first.launch_token
@@ -77,7 +34,8 @@ def test_server_is_started_once_and_then_reused(ensure: Ensure, fake_plan: Make,
     assert str(first.log_path) in lines[0]
     lease = client.status(folder)
     assert lease is not None
-    assert (lease.state, lease.owner, lease.plan_fingerprint) == ("ready", "somebody else", fake_plan().fingerprint())
+    assert (lease.state, lease.plan_fingerprint) == ("ready", fake_plan().fingerprint())
+    assert [holder.owner for holder in lease.holders] == ["a test"]
     assert first.max_total_num_tokens == 4096
 
 
@@ -89,7 +47,7 @@ def test_another_plan_replaces_the_server(ensure: Ensure, fake_plan: Make, proce
     assert before
     assert not any(map(runs, before))
     with pytest.raises(LeaseLost, match=f"not of {first.launch_token}: that server was replaced"):
-        client.renew(first.folder, first.launch_token)
+        client.renew(first)
 
 
 def test_stop_ends_server_and_keeper_and_says_whether_there_was_one(
@@ -125,7 +83,7 @@ def test_lease_that_nobody_renews_ends_server_and_keeper(
     assert until(lambda: not any(map(runs, [*family, keeper])))
     assert not lease_path(folder).exists()
     with pytest.raises(LeaseLost, match="gone"):
-        client.renew(folder, handle.launch_token)
+        client.renew(handle)
 
 
 def test_lease_that_expires_during_its_replacement_does_not_end_the_new_server(
@@ -135,7 +93,7 @@ def test_lease_that_expires_during_its_replacement_does_not_end_the_new_server(
     second = ensure(fake_plan(), lease_seconds=30.0)
     time.sleep(2)
     assert all(map(runs, processes_of()))
-    client.renew(second.folder, second.launch_token)
+    client.renew(second)
 
 
 def test_renewals_keep_the_server_beyond_its_lease(ensure: Ensure, fake_plan: Make, processes_of: Processes) -> None:
@@ -148,42 +106,6 @@ def test_renewals_keep_the_server_beyond_its_lease(ensure: Ensure, fake_plan: Ma
 def test_waiting_for_a_slow_start_keeps_the_lease(ensure: Ensure, fake_plan: Make) -> None:
     with pytest.raises(NotReady, match="not ready after 5 s"):
         ensure(fake_plan("never ready"), lease_seconds=3.0, start_timeout_seconds=5.0)
-
-
-def test_killed_keeper_takes_its_server_along_and_the_next_ensure_starts_anew(
-    ensure: Ensure, fake_plan: Make, folder: Path, processes_of: Processes
-) -> None:
-    first = ensure(fake_plan())
-    family = processes_of()
-    os.kill(keeper_pid(folder), signal.SIGKILL)
-    assert until(lambda: not any(map(runs, family)))
-    second = ensure(fake_plan())
-    assert not second.reused
-    assert second.launch_token != first.launch_token
-
-
-def test_what_survives_a_killed_keeper_is_ended_before_the_next_start(
-    ensure: Ensure, fake_plan: Make, folder: Path, processes_of: Processes
-) -> None:
-    ensure(fake_plan("ignores SIGTERM"))
-    family = processes_of()
-    os.kill(keeper_pid(folder), signal.SIGKILL)
-    time.sleep(1)
-    assert all(map(runs, family))  # it ignores what the kernel sends it when its parent dies
-    ensure(fake_plan())
-    assert not any(map(runs, family))
-
-
-def test_stop_ends_what_survives_a_killed_keeper(
-    ensure: Ensure, fake_plan: Make, folder: Path, processes_of: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "GRACE_SECONDS", 1.0)
-    ensure(fake_plan("ignores SIGTERM"))
-    family = processes_of()
-    os.kill(keeper_pid(folder), signal.SIGKILL)
-    assert until(lambda: client.find_keeper(folder) is None)
-    assert client.stop(folder)
-    assert not any(map(runs, family))
 
 
 def test_terminated_keeper_ends_its_server_first(
@@ -229,12 +151,6 @@ def test_death_during_the_work_is_an_error_of_the_work(
     assert not ensure(fake_plan("worker dies later")).reused
 
 
-def test_concurrent_ensures_share_one_server(ensure: Ensure, fake_plan: Make) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        handles = list(pool.map(lambda _: ensure(fake_plan()), range(4)))
-    assert len({handle.launch_token for handle in handles}) == 1
-
-
 def test_stop_while_a_server_starts(ensure: Ensure, fake_plan: Make, folder: Path, processes_of: Processes) -> None:
     failures: list[Exception] = []
 
@@ -254,32 +170,6 @@ def test_stop_while_a_server_starts(ensure: Ensure, fake_plan: Make, folder: Pat
     assert isinstance(failures[0], LeaseLost | KeeperUnreachable)
 
 
-def test_endpoint_refuses_strangers(ensure: Ensure, fake_plan: Make, folder: Path) -> None:
-    ensure(fake_plan())
-    assert stat.S_IMODE(token_path(folder).stat().st_mode) == 0o600
-    address = read_address(folder)
-    assert address is not None
-    for headers in ({}, {"Authorization": "Bearer guess"}):
-        response = requests.post(f"{address.url}/stop", json={"launch_token": None}, headers=headers, timeout=5)
-        assert response.status_code == 401
-    token = token_path(folder).read_text()
-    token_path(folder).write_text("guess")
-    with pytest.raises(KeeperUnreachable, match="refuses the token"):
-        client.find_keeper(folder)
-    token_path(folder).write_text(token)
-
-
-def test_malformed_request_is_answered_and_harmless(ensure: Ensure, fake_plan: Make, folder: Path) -> None:
-    ensure(fake_plan())
-    address = read_address(folder)
-    assert address is not None
-    headers = {"Authorization": f"Bearer {token_path(folder).read_text()}"}
-    response = requests.post(f"{address.url}/ensure", data=b"{", headers=headers, timeout=5)
-    assert response.status_code == 400
-    assert response.json()["error"] == "BadInput"
-    assert ensure(fake_plan()).reused
-
-
 def test_stop_and_start_in_a_row(ensure: Ensure, fake_plan: Make, folder: Path) -> None:
     tokens = set()
     for _ in range(3):
@@ -295,39 +185,6 @@ def test_keeper_that_is_ending_is_followed_by_another(ensure: Ensure, fake_plan:
     time.sleep(0.5)  # the keeper waits for the old server's grace period
     assert not ensure(fake_plan()).reused
     stopping.join()
-
-
-def test_the_longest_holder_decides_how_long_a_shared_server_lives(
-    ensure: Ensure, fake_plan: Make, processes_of: Processes
-) -> None:
-    ensure(fake_plan(), lease_seconds=30.0)
-    assert ensure(fake_plan(), lease_seconds=1.0).reused
-    time.sleep(4)
-    assert all(map(runs, processes_of()))
-    assert len(processes_of()) == 2
-
-
-def test_lease_of_another_host_is_left_alone_until_it_expires(ensure: Ensure, fake_plan: Make, folder: Path) -> None:
-    handle = ensure(fake_plan())
-    lease = read_lease(folder)
-    assert lease is not None
-    client.stop(folder, launch_token=handle.launch_token)
-    abroad = lease.model_copy(update={"host": "elsewhere", "expires_at": time.time() + 100})
-    write(abroad, lease_path(folder))
-    with pytest.raises(KeeperUnreachable, match="held by host elsewhere"):
-        ensure(fake_plan())
-    with pytest.raises(LeaseElsewhere, match="on host elsewhere"):
-        client.stop(folder)
-    write(abroad.model_copy(update={"expires_at": time.time() - 1}), lease_path(folder))
-    assert not ensure(fake_plan()).reused
-
-
-def test_damaged_lease_names_its_file(folder: Path) -> None:
-    folder.mkdir()
-    lease_path(folder).write_text(json.dumps({"server": "?"}))
-    with pytest.raises(BadInput, match=r"lease\.json: not a Lease"):
-        read_lease(folder)
-    lease_path(folder).unlink()
 
 
 def test_keeper_that_cannot_start_is_explained(fake_plan: Make, folder: Path, tmp_path: Path) -> None:

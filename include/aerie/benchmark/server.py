@@ -23,7 +23,7 @@ ANSWER_SECONDS = 30.0
 def benchmark_server(request: StageRequest, drafter: Path | None, events: Events) -> Iterator[str]:
     """Have a server of phase ``benchmark`` with this drafter, or without one; hold it and yield its URL.
 
-    It replaces the server that is there, and is left running: the next one, or ``serve_stop``, ends it.
+    It replaces the run's server, and is left running: the next one, or ``serve_stop``, ends it.
 
     Raises:
         BadInput: the settings cannot be served.
@@ -32,7 +32,7 @@ def benchmark_server(request: StageRequest, drafter: Path | None, events: Events
     settings = request.settings
     plan = plan_configured(settings, "benchmark", drafter=drafter_plan(drafter, settings.benchmark))
     handle = ensure_configured(
-        settings, plan, folder=request.server_folder, owner=f"{request.run_id}, benchmark", report=events.progress
+        settings, plan, folder=request.server_folder, owner=request.run_id, report=events.progress
     )
     with held(handle, lease_seconds=settings.serving.lease_seconds):
         yield handle.url

@@ -41,7 +41,7 @@ def ensure(request: StageRequest, *, report: Callable[[str], None]) -> Server:
         settings,
         plan_configured(settings, "generate"),
         folder=request.server_folder,
-        owner=f"{request.run_id}, generate {request.dataset}",
+        owner=request.run_id,
         report=report,
     )
     return Server(handle.url, handle.launch_token, Renewal(handle, settings.serving.lease_seconds, report))
@@ -64,7 +64,7 @@ class Renewal:
         """
         began = time.monotonic()
         try:
-            lease = renew(self._handle.folder, self._handle.launch_token, lease_seconds=self._lease_seconds)
+            lease = renew(self._handle, lease_seconds=self._lease_seconds)
         except KeeperUnreachable as error:
             if time.monotonic() - self._renewed_at > self._lease_seconds / 2:
                 raise

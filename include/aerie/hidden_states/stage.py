@@ -297,11 +297,11 @@ def ensure_capture_server(request: StageRequest, events: Events) -> CaptureServe
         settings,
         plan_configured(settings, "capture", forward_hooks=capture_hooks(request)),
         folder=request.server_folder,
-        owner=f"{request.run_id} capture {request.edition}",
+        owner=request.run_id,
         report=events.progress,
     )
 
     def renew_lease() -> None:
-        renew(handle.folder, handle.launch_token, lease_seconds=settings.serving.lease_seconds)
+        renew(handle, lease_seconds=settings.serving.lease_seconds)
 
     return CaptureServer(url=handle.url, renew=renew_lease)

@@ -184,7 +184,7 @@ def status() -> dict[str, str]:
         parts[f"Airflow {name}"] = _describe(identity, configuration.airflow_url if name == "api-server" else "")
     lease = read_lease(server_folder())
     parts["inference server"] = (
-        _describe(lease.server, f"{lease.url} ({lease.plan.phase}, {lease.state}, for {lease.owner})")
+        _describe(lease.server, f"{lease.url} ({lease.plan.phase}, {lease.state}, held by {lease.held_by})")
         if lease
         else "stopped"
     )

@@ -1,7 +1,7 @@
 """Having a server: ensure it through its keeper, hold it, let it go. Used from every environment.
 
-A server belongs to a folder (of the lease, the keeper's token and the logs); each folder has one at a time. Ensuring
-another plan replaces the server that is there.
+A server belongs to a folder (of the lease, the keeper's token and the logs); each folder has one at a time. It is
+shared by the owners that want the same plan; who wants another one waits until nobody holds it any more.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import requests
 import tenacity
@@ -20,9 +20,18 @@ import tenacity
 from aerie.errors import AerieError, BadInput
 from aerie.processes import wait_until_gone
 from aerie.serving import errors
-from aerie.serving.errors import KeeperEnding, KeeperUnreachable, LeaseLost, NotReady, ServerDied
+from aerie.serving.errors import KeeperEnding, KeeperUnreachable, LeaseLost, NotReady, ServerBusy, ServerDied
 from aerie.serving.launch import stop_server
-from aerie.serving.lease import LOCKED_EXIT_CODE, Lease, address_path, lease_path, read_address, read_lease, token_path
+from aerie.serving.lease import (
+    LOCKED_EXIT_CODE,
+    KeeperAddress,
+    Lease,
+    address_path,
+    lease_path,
+    read_address,
+    read_lease,
+    token_path,
+)
 from aerie.serving.plan import INCLUDE, ServerPlan
 
 KEEPER_START_SECONDS = 60.0
@@ -30,6 +39,9 @@ REQUEST_TIMEOUT_SECONDS = 120.0  # /ensure and /stop end a server first: up to 3
 KEEPER_END_SECONDS = 30.0
 DYING_SECONDS = 1.0  # a process that is killed closes its connections before it is gone
 POLL_SECONDS = 1.0
+QUEUE_SECONDS = 7 * 24 * 3600.0
+"""How long to wait while others hold the server: longer than any phase of the reference deployment takes."""
+REPORT_SECONDS = 60.0
 GRACE_SECONDS = 30.0
 
 ERRORS: Mapping[str, type[AerieError]] = {
@@ -40,11 +52,12 @@ ERRORS: Mapping[str, type[AerieError]] = {
 
 @dataclass(frozen=True)
 class ServerHandle:
-    """A ready server: where it answers, which launch it is, and the folder whose keeper holds it."""
+    """A ready server: where it answers, which launch it is, the folder whose keeper keeps it, and who holds it."""
 
     url: str
     launch_token: str
     folder: Path
+    owner: str
     log_path: Path
     max_total_num_tokens: int
     reused: bool
@@ -66,14 +79,14 @@ class Keeper:
         """``POST /ensure``."""
         return self._expect(self._call("POST", "/ensure", body))
 
-    def renew(self, launch_token: str, lease_seconds: float) -> Lease:
+    def renew(self, launch_token: str, *, owner: str, lease_seconds: float) -> Lease:
         """``POST /renew``."""
-        body = {"launch_token": launch_token, "lease_seconds": lease_seconds}
+        body = {"launch_token": launch_token, "owner": owner, "lease_seconds": lease_seconds}
         return self._expect(self._call("POST", "/renew", body))
 
-    def stop(self, launch_token: str | None) -> None:
-        """``POST /stop``."""
-        self._call("POST", "/stop", {"launch_token": launch_token})
+    def stop(self, *, owner: str | None, launch_token: str | None = None) -> Lease | None:
+        """``POST /stop``; returns the lease that others still hold."""
+        return self._call("POST", "/stop", {"owner": owner, "launch_token": launch_token})
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Lease | None:
         url = self._url + path
@@ -129,16 +142,16 @@ def ensure_server(
     start_timeout_seconds: float = 3600.0,
     report: Callable[[str], None] = lambda _: None,
 ) -> ServerHandle:
-    """Have a ready server of this plan, reused if there is one, started if not.
+    """Hold a ready server of this plan: shared if there is one, started if not, waited for while others hold another.
 
     Args:
         plan: what it must be.
         folder: its lease, logs and keeper.
-        owner: who holds it, for people (for example a run and a task).
+        owner: who holds it. Whoever gives the same name is the same holder: the tasks of a run give the run's.
         python: the serve environment's interpreter, for the keeper and the server.
-        lease_seconds: how long the server lives without a renewal; waiting here renews.
-        start_timeout_seconds: how long it may take to become ready.
-        report: told one line when the server is started, and one each minute while it loads.
+        lease_seconds: how long the owner holds it without a renewal; waiting here renews.
+        start_timeout_seconds: how long it may take to become ready, once it is the owner's turn.
+        report: told one line when the server is started, and one each minute while it loads or is waited for.
 
     Raises:
         LaunchFailed: it ended, or cannot come up.
@@ -147,7 +160,8 @@ def ensure_server(
         ServerDied: it was ready, and died while this waited.
         KeeperUnreachable: the keeper does not start or does not answer.
         LeaseElsewhere: another host holds the folder's lease.
-        LeaseLost: somebody else replaced or stopped the server meanwhile.
+        LeaseLost: somebody else stopped the server meanwhile.
+        ServerBusy: others hold the server for another plan since a week.
     """
     body = {
         "plan": plan.model_dump(mode="json"),
@@ -160,41 +174,66 @@ def ensure_server(
         keeper = _find_or_start_keeper(folder, python, plan.host)
         return keeper, keeper.status(), keeper.ensure(body)
 
-    keeper, before, lease = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(KeeperEnding),
-        stop=tenacity.stop_after_delay(KEEPER_END_SECONDS),
-        wait=tenacity.wait_fixed(POLL_SECONDS),
-        reraise=True,
-    )(ask)
+    keeper, before, lease = _when_free(ask, report)
     reused = before is not None and before.launch_token == lease.launch_token
     if not reused:
         report(f"starting {plan.phase} server {lease.url} (log: {lease.log_path})")
-    lease = _wait_until_ready(keeper, lease, lease_seconds, start_timeout_seconds, report)
+    lease = _wait_until_ready(keeper, lease, owner, lease_seconds, start_timeout_seconds, report)
     if lease.max_total_num_tokens is None:
         raise NotReady(f"{lease_path(folder)}: ready, but without max_total_num_tokens")
     return ServerHandle(
         url=lease.url,
         launch_token=lease.launch_token,
         folder=folder,
+        owner=owner,
         log_path=lease.log_path,
         max_total_num_tokens=lease.max_total_num_tokens,
         reused=reused,
     )
 
 
+Asked = TypeVar("Asked")
+
+
+def _when_free(ask: Callable[[], Asked], report: Callable[[str], None]) -> Asked:
+    """Ask until it is our turn, reporting at first and each minute who is before us."""
+    asking = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(KeeperEnding),
+        stop=tenacity.stop_after_delay(KEEPER_END_SECONDS),
+        wait=tenacity.wait_fixed(POLL_SECONDS),
+        reraise=True,
+    )
+    started, reported = time.monotonic(), float("-inf")
+    while True:
+        try:
+            return asking(ask)
+        except ServerBusy as busy:
+            if time.monotonic() - started > QUEUE_SECONDS:
+                raise
+            if time.monotonic() - reported > REPORT_SECONDS:
+                report(f"waiting for the server: {busy}")
+                reported = time.monotonic()
+            time.sleep(POLL_SECONDS)
+
+
 def _wait_until_ready(
-    keeper: Keeper, lease: Lease, lease_seconds: float, timeout_seconds: float, report: Callable[[str], None]
+    keeper: Keeper,
+    lease: Lease,
+    owner: str,
+    lease_seconds: float,
+    timeout_seconds: float,
+    report: Callable[[str], None],
 ) -> Lease:
     started, reported = time.monotonic(), time.monotonic()
     while lease.state == "starting":
         # The keeper gives up first and says why; this is for a keeper that has lost its mind.
         if time.monotonic() - started > timeout_seconds + KEEPER_START_SECONDS:
             raise NotReady(f"server {lease.url} is still starting after {timeout_seconds:g} s (log: {lease.log_path})")
-        if time.monotonic() - reported > 60:
+        if time.monotonic() - reported > REPORT_SECONDS:
             report(f"server {lease.url} is loading, {time.monotonic() - started:.0f} s so far (log: {lease.log_path})")
             reported = time.monotonic()
         time.sleep(POLL_SECONDS)
-        lease = keeper.renew(lease.launch_token, lease_seconds)
+        lease = keeper.renew(lease.launch_token, owner=owner, lease_seconds=lease_seconds)
     return _require_alive(lease)
 
 
@@ -259,18 +298,20 @@ def _last_line(log: Path) -> str:
     return f"{lines[-1] if lines else 'it logged nothing'} (log: {log})"
 
 
-def renew(folder: Path, launch_token: str, *, lease_seconds: float = 300.0) -> Lease:
+def renew(handle: ServerHandle, *, lease_seconds: float = 300.0) -> Lease:
     """Hold the server for longer.
 
     Raises:
-        LeaseLost: there is no keeper or no server any more, or it is another launch.
+        LeaseLost: there is no keeper or no server any more, it is another launch, or the hold was not renewed in time.
         ServerDied, LaunchFailed, ...: the server has failed; the error says why.
         KeeperUnreachable: the keeper does not answer.
     """
-    keeper = find_keeper(folder)
+    keeper = find_keeper(handle.folder)
     if keeper is None:
-        raise LeaseLost(f"{address_path(folder)}: the keeper of {launch_token} is gone, and its server with it")
-    return _require_alive(keeper.renew(launch_token, lease_seconds))
+        raise LeaseLost(
+            f"{address_path(handle.folder)}: the keeper of {handle.launch_token} is gone, and its server with it"
+        )
+    return _require_alive(keeper.renew(handle.launch_token, owner=handle.owner, lease_seconds=lease_seconds))
 
 
 @contextmanager
@@ -287,7 +328,7 @@ def held(handle: ServerHandle, *, lease_seconds: float = 300.0) -> Iterator[None
     def keep_renewing() -> None:
         while not done.wait(lease_seconds / 4):
             try:
-                renew(handle.folder, handle.launch_token, lease_seconds=lease_seconds)
+                renew(handle, lease_seconds=lease_seconds)
                 failure.clear()
             except AerieError as error:
                 failure[:] = [error]
@@ -304,7 +345,7 @@ def held(handle: ServerHandle, *, lease_seconds: float = 300.0) -> Iterator[None
 
 
 def stop(folder: Path, *, launch_token: str | None = None) -> bool:
-    """End the folder's server and its keeper, and verify that nothing is left.
+    """End the folder's server, whoever holds it, and its keeper, and verify that nothing is left.
 
     Args:
         folder: of the lease.
@@ -318,20 +359,52 @@ def stop(folder: Path, *, launch_token: str | None = None) -> bool:
         ProcessesLeft: its processes survive.
         KeeperUnreachable: the keeper does not answer.
     """
-    keeper, address = find_keeper(folder), read_address(folder)
-    if keeper is not None:
-        keeper.stop(launch_token)
-        if address is not None and address.is_of_this_host:
-            wait_until_gone(address.keeper, KEEPER_END_SECONDS)
-        return True
+    keeper = find_keeper(folder)
+    if keeper is None:
+        return _end_what_is_left(folder)
+    address = read_address(folder)
+    keeper.stop(owner=None, launch_token=launch_token)
+    _wait_for_keeper(address)
+    return True
+
+
+def release(folder: Path, owner: str) -> Lease | None:
+    """End an owner's hold, or its waiting. The last one ends the server and its keeper, and verifies it.
+
+    Returns:
+        The lease that others hold; None when the server is gone.
+
+    Raises:
+        ProcessesLeft: its processes survive.
+        KeeperUnreachable: the keeper does not answer.
+    """
+    keeper = find_keeper(folder)
+    if keeper is None:
+        _end_what_is_left(folder)
+        return None
+    address, before = read_address(folder), keeper.status()
+    lease = keeper.stop(owner=owner)
+    others_wait = before is not None and any(one.owner != owner for one in before.waiting)
+    if lease is None and not others_wait:  # for them it stays
+        _wait_for_keeper(address)
+    return lease
+
+
+def _end_what_is_left(folder: Path) -> bool:
+    """End the server of a keeper that was killed; False when there is none."""
     lease = read_lease(folder)
     if lease is None:
         return False
     if not lease.is_of_this_host:
         raise errors.LeaseElsewhere(f"{lease_path(folder)}: its processes are on host {lease.host}: stop it there")
-    stop_server(lease.server, grace_seconds=GRACE_SECONDS)  # its keeper was killed
+    stop_server(lease.server, grace_seconds=GRACE_SECONDS)
     lease_path(folder).unlink(missing_ok=True)
     return True
+
+
+def _wait_for_keeper(address: KeeperAddress | None) -> None:
+    if address is not None and address.is_of_this_host:
+        wait_until_gone(address.keeper, KEEPER_END_SECONDS)
 
 
 def status(folder: Path) -> Lease | None:

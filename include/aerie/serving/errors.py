@@ -47,8 +47,12 @@ class KeeperEnding(Retryable):
     """The keeper has ended its server and is ending itself; the next one can be started in a moment."""
 
 
+class ServerBusy(Retryable):
+    """Others hold the server for another plan, or asked before; it must be waited for."""
+
+
 class LeaseLost(Retryable):
-    """The lease is over, or belongs to another launch."""
+    """The hold is over, or belongs to another launch."""
 
 
 class LeaseElsewhere(Retryable):

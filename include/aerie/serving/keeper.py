@@ -1,14 +1,20 @@
-"""The keeper: parents one server, answers for it, and ends it when nobody renews its lease.
+"""The keeper: parents one server, answers for it, and ends it when nobody holds it any more.
 
 ``python -m aerie.serving.keeper --root FOLDER [--host HOST]``, in the serve environment, in a session of its own.
 HTTP endpoints, all with ``Authorization: Bearer`` and the token in ``FOLDER/keeper.token``:
 
-- ``POST /ensure`` ``{plan, owner, lease_seconds, start_timeout_seconds}``: have a server of this plan; returns at once.
-- ``POST /renew`` ``{launch_token, lease_seconds}``: hold it for longer.
-- ``POST /stop`` ``{launch_token}`` (null: whichever it is): end it, and the keeper.
+- ``POST /ensure`` ``{plan, owner, lease_seconds, start_timeout_seconds}``: hold a server of this plan; returns at once.
+  The server that is there is shared when it is of the same plan; for another plan the owner's hold of it ends, and it
+  is replaced when nobody else holds it. Otherwise the answer is ``ServerBusy`` and the owner has a place in the queue,
+  first come first served, for as long as it asks again every few seconds.
+- ``POST /renew`` ``{launch_token, owner, lease_seconds}``: hold it for longer.
+- ``POST /stop`` ``{owner, launch_token}``: end the owner's hold, and the server when nobody else holds it; without an
+  owner end it whoever holds it. A launch token that is not null must be that of the server.
 - ``GET /status``.
 
-All but stop answer with the lease (or null). Errors are ``{"error": class name, "message": ...}``.
+All answer with the lease as it stands then, null where there is no server. Errors are ``{"error": class name,
+"message": ...}``. A hold ends when it is released, or not renewed for ``lease_seconds``; the last one to end ends the
+server with it, and the keeper too when nobody waits.
 """
 
 import argparse
@@ -32,8 +38,9 @@ from pydantic import ValidationError
 
 from aerie.errors import AerieError, BadInput
 from aerie.processes import ProcessIdentity
-from aerie.serving.errors import KeeperEnding, LeaseElsewhere, LeaseLost
+from aerie.serving.errors import KeeperEnding, LeaseElsewhere, LeaseLost, ServerBusy
 from aerie.serving.gpus import gpu_utilisation
+from aerie.serving.holders import Holds, Queue
 from aerie.serving.launch import Launched, advertised, start_server, stop_server, wait_until_ready
 from aerie.serving.lease import (
     LOCKED_EXIT_CODE,
@@ -54,7 +61,7 @@ WATCH_SECONDS = 1.0
 IDLE_SECONDS = 120.0
 """How long a keeper without a lease waits for the request that it was started for."""
 
-STATUS_OF_ERROR = {BadInput: 400, LeaseLost: 409}
+STATUS_OF_ERROR = {BadInput: 400, LeaseLost: 409, ServerBusy: 409}
 
 log = logging.getLogger("aerie.serving.keeper")
 
@@ -72,12 +79,14 @@ class RenewRequest(Frozen):
     """Body of ``POST /renew``."""
 
     launch_token: str
+    owner: str
     lease_seconds: float
 
 
 class StopRequest(Frozen):
     """Body of ``POST /stop``."""
 
+    owner: str | None = None
     launch_token: str | None = None
 
 
@@ -92,14 +101,16 @@ class Keeper:
         self._wanted: str | None = None  # token of the launch that is to be watched
         self._watch: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
-        self._deadline = time.monotonic() + IDLE_SECONDS
+        self._holds = Holds()
+        self._queue = Queue()
+        self._idle_since = time.monotonic()
         self.over = asyncio.Event()
         """Set when there is nothing left to keep."""
 
     @property
     def lease(self) -> Lease | None:
         """The lease as it stands."""
-        return self._lease
+        return None if self._lease is None else self._lease.model_copy(update=self._parties())
 
     async def end_leftovers(self) -> None:
         """End the server of an earlier keeper that was killed.
@@ -122,30 +133,51 @@ class Keeper:
         lease_path(self._root).unlink()
 
     async def ensure(self, request: EnsureRequest) -> Lease:
-        """Have a server of the plan: the one that is there, or a new one in its place.
+        """Hold a server of the plan: the one that is there, or a new one in its place.
 
         Raises:
             KeeperEnding: this keeper takes no more servers.
+            ServerBusy: others hold the server for another plan, or asked before; the owner has a place in the queue.
             LaunchFailed: the plan's port is taken.
             ProcessesLeft: the server that is to be replaced survives.
         """
-        async with self._changing:
-            if self.over.is_set():
-                raise KeeperEnding(f"keeper {self._identity.pid} of {self._root} is ending: ask again in a moment")
-            if self._lease is not None and self._serves(self._lease, request.plan):
-                return self._hold(self._lease.model_copy(update={"owner": request.owner}), request.lease_seconds)
-            await self._end_server()
-            return self._start(request)
+        with self._queue.asking(request.owner, request.plan.phase):
+            async with self._changing:
+                if self.over.is_set():
+                    raise KeeperEnding(f"keeper {self._identity.pid} of {self._root} is ending: ask again in a moment")
+                self._holds.expire()
+                shared = self._lease is not None and self._serves(self._lease, request.plan)
+                if not shared:
+                    self._holds.release(request.owner)  # it wants another server than the one that it held
+                self._require_turn(request.owner, shared=shared)
+                self._queue.leave(request.owner)
+                if shared:
+                    self._hold(request.owner, request.lease_seconds)
+                else:
+                    await self._end_server()
+                    self._start(request)
+                return self._expect_lease()
+
+    def _require_turn(self, owner: str, *, shared: bool) -> None:
+        """Raise ServerBusy unless the owner may have the server now; one that holds it already always may."""
+        ahead = self._queue.ahead_of(owner)
+        in_use = self._lease is not None and self._lease.state != "failed" and bool(self._holds)
+        if owner in self._holds or not (ahead or (in_use and not shared)):
+            return
+        self._record()
+        server = f"{self._lease.plan.phase} server {self._lease.url}" if self._lease else "no server yet"
+        held_by = self.lease.held_by if self.lease else "nobody"
+        raise ServerBusy(f"{server} is held by {held_by}; before {owner} in the queue: {', '.join(ahead) or 'nobody'}")
 
     def _serves(self, lease: Lease, plan: ServerPlan) -> bool:
         return lease.state != "failed" and lease.plan_fingerprint == plan.fingerprint()
 
-    def _start(self, request: EnsureRequest) -> Lease:
+    def _start(self, request: EnsureRequest) -> None:
         # In the thread of the event loop, which lives as long as the keeper: the server dies with the thread.
         launched = start_server(request.plan, python=Path(sys.executable), logs=self._root / "logs")
         log.info("started %s server %s, pid %d", request.plan.phase, launched.url, launched.identity.pid)
         now = time.time()
-        lease = Lease(
+        self._lease = Lease(
             host=socket.gethostname(),
             keeper=self._identity,
             server=launched.identity,
@@ -156,26 +188,34 @@ class Keeper:
             plan_fingerprint=request.plan.fingerprint(),
             plan=request.plan,
             log_path=launched.log.path,
-            owner=request.owner,
+            holders=(),
             started_at=now,
             renewed_at=now,
             expires_at=now,
         )
-        self._launched, self._wanted, self._deadline = launched, launched.token, 0.0
+        self._launched, self._wanted = launched, launched.token
         self._watch = asyncio.create_task(self._watch_over(launched, request))
         self._watch.add_done_callback(self._note_crash)
-        return self._hold(lease, request.lease_seconds)
+        self._hold(request.owner, request.lease_seconds)
 
     def renew(self, request: RenewRequest) -> Lease:
         """Hold the server for longer.
 
         Raises:
-            LeaseLost: there is no lease, or it is of another launch.
+            LeaseLost: there is no lease, it is of another launch, or the owner holds it no more.
         """
-        return self._hold(self._lease_of(request.launch_token), request.lease_seconds)
+        self._require_launch(request.launch_token)
+        self._holds.expire()
+        if request.owner not in self._holds:
+            raise LeaseLost(
+                f"{lease_path(self._root)}: {request.owner} holds the server {request.launch_token} no more: its hold "
+                "was released, or not renewed in time"
+            )
+        self._hold(request.owner, request.lease_seconds)
+        return self._expect_lease()
 
-    async def stop(self, request: StopRequest) -> None:
-        """End the server, and then the keeper.
+    async def stop(self, request: StopRequest) -> Lease | None:
+        """End one owner's hold, or every one; the server ends with the last, and the keeper unless somebody waits.
 
         Raises:
             LeaseLost: another launch than the one named is there.
@@ -183,53 +223,71 @@ class Keeper:
         """
         async with self._changing:
             if request.launch_token is not None:
-                self._lease_of(request.launch_token)
-            await self._end_server()
-            self.over.set()
-
-    def expire_now(self) -> None:
-        """Let the lease be over."""
-        self._deadline = 0.0
+                self._require_launch(request.launch_token)
+            if request.owner is None:
+                self._holds.clear()
+            else:
+                self._queue.leave(request.owner)
+                self._holds.expire()
+                self._holds.release(request.owner)
+            if self._holds:
+                self._record()
+            else:
+                await self._end_server()
+                if request.owner is None or not self._queue:
+                    self.over.set()
+            return self.lease
 
     async def expire(self) -> None:
-        """Wait until nobody renews any more, then end server and keeper."""
+        """Wait until nobody holds the server any more, and nobody waits, then end server and keeper."""
         while not self.over.is_set():
-            if time.monotonic() > self._deadline:
-                await self._end_if_expired()
+            if expired := self._holds.expire():
+                log.warning("not renewed in time: %s", ", ".join(expired))
+                self._record()
+            if not self._holds:
+                await self._end_if_unheld()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.over.wait(), WATCH_SECONDS)
 
-    async def _end_if_expired(self) -> None:
+    async def _end_if_unheld(self) -> None:
         async with self._changing:
-            if time.monotonic() > self._deadline:  # still: a new server may have been started while this waited
-                log.warning("the lease is over: ending the server")
+            if self._holds:  # a new server was started while this waited
+                return
+            if had_server := self._lease is not None:
+                log.warning("nobody holds the server: ending it")
                 await self._end_server()
+            if not self._queue and (had_server or time.monotonic() - self._idle_since > IDLE_SECONDS):
                 self.over.set()
 
-    def _lease_of(self, launch_token: str) -> Lease:
+    def _require_launch(self, launch_token: str) -> None:
         if self._lease is None:
             raise LeaseLost(f"{lease_path(self._root)}: there is no lease (asked for {launch_token})")
         if self._lease.launch_token != launch_token:
             raise LeaseLost(
-                f"{lease_path(self._root)}: the lease is of {self._lease.launch_token}, owner {self._lease.owner}, "
+                f"{lease_path(self._root)}: the lease is of {self._lease.launch_token}, held by {self._lease.held_by}, "
                 f"not of {launch_token}: that server was replaced"
             )
-        return self._lease
 
-    def _hold(self, lease: Lease, seconds: float) -> Lease:
-        # Whoever holds it for longest decides: two data sets may share the server.
-        self._deadline = max(self._deadline, time.monotonic() + seconds)
-        now = time.time()
-        expires_at = now + self._deadline - time.monotonic()
-        self._lease = lease.model_copy(
-            update={"renewed_at": now, "expires_at": expires_at, "gpu_utilisation": gpu_utilisation()}
-        )
-        write(self._lease, lease_path(self._root))
-        return self._lease
+    def _hold(self, owner: str, seconds: float) -> None:
+        self._holds.hold(owner, seconds)
+        self._record(renewed_at=time.time(), gpu_utilisation=gpu_utilisation())
 
-    def _update(self, **changes: object) -> None:
+    def _parties(self) -> dict[str, object]:
+        """The fields of the lease about who holds it and who waits, as they are now."""
+        holders = self._holds.listed()
+        ends = [holder.expires_at for holder in holders] or [time.time()]
+        return {"holders": holders, "waiting": self._queue.listed(), "expires_at": max(ends)}
+
+    def _expect_lease(self) -> Lease:
+        lease = self.lease
+        if lease is None:
+            raise LeaseLost(f"{lease_path(self._root)}: there is no lease")
+        return lease
+
+    def _record(self, **changes: object) -> None:
+        """Write the lease down, changed, with who holds the server and who waits for it now."""
         if self._lease is not None:
-            self._lease = self._lease.model_copy(update=changes)
+            self._lease = self._lease.model_copy(update={**changes, **self._parties()})
             write(self._lease, lease_path(self._root))
 
     async def _watch_over(self, launched: Launched, request: EnsureRequest) -> None:
@@ -243,7 +301,7 @@ class Keeper:
                 timeout_seconds=request.start_timeout_seconds,
                 wanted=lambda: self._wanted == launched.token,
             )
-            self._update(state="ready", max_total_num_tokens=ready.max_total_num_tokens)
+            self._record(state="ready", max_total_num_tokens=ready.max_total_num_tokens)
             log.info("ready after %.0f s", time.time() - (self._lease.started_at if self._lease else 0))
             while self._wanted == launched.token:
                 launched.require_alive()
@@ -252,14 +310,15 @@ class Keeper:
             if self._wanted == launched.token:
                 log.error("%s: %s", type(failure).__name__, failure)
                 await asyncio.to_thread(stop_server, launched.identity, grace_seconds=0)
-                self._update(state="failed", error=f"{type(failure).__name__}: {failure}")
+                self._record(state="failed", error=f"{type(failure).__name__}: {failure}")
 
     def _note_crash(self, watch: asyncio.Task[None]) -> None:
         if not watch.cancelled() and (crash := watch.exception()) is not None:
             log.error("watching the server failed", exc_info=crash)
-            self._update(state="failed", error=f"{type(crash).__name__}: {crash}")
+            self._record(state="failed", error=f"{type(crash).__name__}: {crash}")
 
     async def _end_server(self) -> None:
+        self._holds.clear()
         self._wanted = None
         if self._launched is not None:
             log.info("ending server %s, pid %d", self._launched.url, self._launched.identity.pid)
@@ -268,6 +327,7 @@ class Keeper:
         if self._watch is not None:
             await asyncio.wait([self._watch])
         self._launched, self._watch, self._lease = None, None, None
+        self._idle_since = time.monotonic()
         lease_path(self._root).unlink(missing_ok=True)
 
 
@@ -294,8 +354,7 @@ def application(keeper: Keeper, token: str) -> web.Application:
         return _answer(keeper.renew(RenewRequest.model_validate_json(await request.read())))
 
     async def stop(request: web.Request) -> web.Response:
-        await keeper.stop(StopRequest.model_validate_json(await request.read()))
-        return _answer(None)
+        return _answer(await keeper.stop(StopRequest.model_validate_json(await request.read())))
 
     async def status(_: web.Request) -> web.Response:
         return _answer(keeper.lease)
@@ -341,7 +400,7 @@ async def keep(root: Path, host: str) -> None:
     write(address, address_path(root))
     log.info("keeper of %s answers at %s", root, address.url)
     loop = asyncio.get_running_loop()
-    stopping: set[asyncio.Task[None]] = set()
+    stopping: set[asyncio.Task[Lease | None]] = set()
     loop.add_signal_handler(signal.SIGTERM, lambda: stopping.add(asyncio.create_task(keeper.stop(StopRequest()))))
     try:
         await keeper.expire()

@@ -3,8 +3,10 @@
 The keeper alone writes it (atomically); whoever finds it after a crash recognises leftovers by pid and creation time.
 """
 
+import json
 import socket
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -13,7 +15,7 @@ from pydantic import ValidationError
 from aerie.artefacts.files import write_text
 from aerie.errors import BadInput
 from aerie.processes import ProcessIdentity
-from aerie.serving.plan import ServerPlan
+from aerie.serving.plan import Phase, ServerPlan
 from aerie.settings.profile import Frozen
 
 State = Literal["starting", "ready", "failed"]
@@ -34,14 +36,31 @@ class OfHost(Frozen):
         return self.host == socket.gethostname()
 
 
-class Lease(OfHost):
-    """A server and its holder.
+class Holder(Frozen):
+    """Who holds a server: a run (its phases are one owner) or a person. Times are in seconds since 1970."""
 
-    Times are in seconds since 1970. ``gpu_utilisation`` is the share of the time that the host's GPUs were busy when
-    the lease was renewed, None where there are none.
+    owner: str
+    since: float
+    renewed_at: float
+    expires_at: float
+
+
+class Waiting(Frozen):
+    """Who waits for the server to be free, and for which phase."""
+
+    owner: str
+    phase: Phase
+    since: float
+
+
+class Lease(OfHost):
+    """A server and its holders.
+
+    Times are in seconds since 1970; ``expires_at`` is that of the hold that lasts longest. ``gpu_utilisation`` is the
+    share of the time that the host's GPUs were busy when the lease was renewed, None where there are none.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     keeper: ProcessIdentity
     server: ProcessIdentity
     state: State
@@ -52,7 +71,8 @@ class Lease(OfHost):
     plan_fingerprint: str
     plan: ServerPlan
     log_path: Path
-    owner: str
+    holders: tuple[Holder, ...]
+    waiting: tuple[Waiting, ...] = ()
     max_total_num_tokens: int | None = None
     gpu_utilisation: float | None = None
     started_at: float
@@ -64,12 +84,22 @@ class Lease(OfHost):
         """Whether its time is over."""
         return time.time() > self.expires_at
 
+    @property
+    def held_by(self) -> str:
+        """The holders and how long they hold it, for people."""
+        return ", ".join(f"{one.owner} (until {at_time(one.expires_at)})" for one in self.holders) or "nobody"
+
 
 class KeeperAddress(OfHost):
     """Where a keeper answers; written when it listens."""
 
     keeper: ProcessIdentity
     url: str
+
+
+def at_time(seconds: float) -> str:
+    """A time as people read it, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def lease_path(folder: Path) -> Path:
@@ -96,7 +126,7 @@ def read_lease(folder: Path) -> Lease | None:
     """The lease in a folder, or None when there is none.
 
     Raises:
-        BadInput: the file is there and is not a lease.
+        BadInput: the file is there and is not a lease, or is one of another version of Aerie.
     """
     return _read(Lease, lease_path(folder))
 
@@ -117,8 +147,30 @@ def write(model: Frozen, path: Path) -> None:
 
 def _read(kind: type[Model], path: Path) -> Model | None:
     try:
-        return kind.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
+    try:
+        return kind.model_validate_json(content)
     except ValidationError as error:
-        raise BadInput(f"{path}: not a {kind.__name__}: {error}; remove it once no server of it runs") from error
+        raise BadInput(f"{path}: {_other_version(content) or f'not a {kind.__name__}: {error}'}{REMOVE}") from error
+
+
+REMOVE = "; remove it once no server of it runs"
+
+
+def _other_version(content: bytes) -> str | None:
+    """What to say of a lease that another version of Aerie wrote, None where it is not one."""
+    try:
+        document = json.loads(content)
+        version, pid = document["schema_version"], document["server"]["pid"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    expected = Lease.model_fields["schema_version"].default
+    if version == expected:
+        return None
+    return (
+        f"a lease of schema version {version}, written by another version of Aerie (expected {expected}): "
+        f"its server was process {pid} of host {document.get('host', '?')}. Stop it with the Aerie that started it, or "
+        "end that process"
+    )
