@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from aerie.errors import BadInput
 from aerie.settings.machine import aerie_home, models_root
-from aerie.settings.profile import COMMIT, Frozen, Profile, Sampling, load_profile
+from aerie.settings.profile import Frozen, Profile, Sampling, load_profile
 from aerie.settings.yaml_files import read_mapping, validate
 
 GENERATED_KEYS = (
@@ -91,6 +91,9 @@ Scalar = str | bool | int | float
 REPOSITORY_PATTERN = r"^[\w.-]+/[\w.-]+$"
 """Owner and name of a repository on the hub."""
 
+HUB_COMMIT_PATTERN = r"^[0-9a-f]{40}$"
+"""A commit of one; branches and tags move."""
+
 
 class VerifierSettings(Frozen):
     """The large model: a local checkpoint folder, at a revision, with the profile of its family.
@@ -110,10 +113,10 @@ class VerifierSettings(Frozen):
 
     @model_validator(mode="after")
     def _pinned(self) -> Self:
-        if self.huggingface is not None and not COMMIT.fullmatch(self.revision or ""):
+        if self.huggingface is not None and not re.match(HUB_COMMIT_PATTERN, self.revision or ""):
             raise ValueError(
-                f"huggingface is {self.huggingface}, but revision is {self.revision!r}: expected a commit "
-                "(hexadecimal), because a branch moves"
+                f"huggingface is {self.huggingface}, but revision is {self.revision!r}: expected a commit, 40 "
+                "hexadecimal digits, because a branch moves"
             )
         return self
 
