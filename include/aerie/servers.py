@@ -52,7 +52,7 @@ def start(request: StageRequest, events: Events) -> StageResult:
         _plan(request, _phase(request)),
         folder=request.server_folder,
         owner=request.run_id,
-        report=events.progress,
+        events=events,
     )
     events.progress(f"server {handle.url} is ready: {handle.max_total_num_tokens:,} KV tokens; log: {handle.log_path}")
     lease = client.status(request.server_folder)

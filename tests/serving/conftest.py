@@ -16,12 +16,14 @@ from aerie.serving.launch import family_of
 from aerie.serving.lease import read_lease
 from aerie.serving.plan import ServerPlan
 from aerie.serving.probing import ProbeTexts, Probing
+from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.profile import load_profile
 
 from . import fake_server
 from .helpers import Ensure
 
 HERE = Path(__file__).parent
+TINY_VERIFIER = PROJECT_ROOT / "demo" / "tiny_verifier"
 
 
 @pytest.fixture
@@ -58,10 +60,11 @@ def probing() -> Probing:
 
 @pytest.fixture
 def fake_plan(make_plan: Callable[..., ServerPlan]) -> Callable[..., ServerPlan]:
-    """A plan whose server is a fake of the named behaviour."""
+    """A plan whose server is a fake of the named behaviour; its checkpoint and its host are real."""
+    fields = {"model_path": TINY_VERIFIER, "device": "cpu", "max_total_tokens": 4096}
 
     def make(behaviour: str = "healthy", **changes: Any) -> ServerPlan:
-        return make_plan(extra_arguments=(behaviour,), **changes)
+        return make_plan(extra_arguments=(behaviour,), **{**fields, **changes})
 
     return make
 

@@ -157,7 +157,6 @@ def test_no_phase_has_a_parser(make_plan: Make, phase: str, device: str) -> None
         ({"extra_arguments": ("--reasoning-parser", "kimi_k2")}, "--reasoning-parser is decided by the plan"),
         ({"extra_arguments": ("--reasoning-p=kimi_k2",)}, "--reasoning-parser is decided by the plan"),
         ({"extra_arguments": ("--speculative-algorithm", "EAGLE")}, "--speculative-algorithm is decided by the plan"),
-        ({**CPU, "max_total_tokens": None}, "max_total_tokens is not set"),
         ({**CPU, "hicache_size_gb_per_rank": 4}, "pins host memory through CUDA"),
         ({**CPU, "tensor_parallel_size": 2}, "on a CPU it must be 1"),
         ({**CPU, "data_parallel_size": 2}, "data_parallel_size is 2: on a CPU it must be 1"),

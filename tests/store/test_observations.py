@@ -24,7 +24,7 @@ def observation(launch: str = "launch-1", **changes: object) -> Observation:
         "data_parallel_size": 1, "attention_data_parallel_size": 1, "pipeline_parallel_size": 1,
         "expert_parallel_size": 1, "mem_fraction_static": 0.88, "max_total_tokens": None, "page_size": 1,
         "bytes_per_token": 70_272, "max_total_num_tokens": 159_277, "memory_before_launch_bytes": 100_000_000_000,
-        "memory_left_bytes": 6_000_000_000, "predicted_max_total_num_tokens": None,
+        "taken_by_others_bytes": 0, "memory_left_bytes": 6_000_000_000, "predicted_max_total_num_tokens": 159_000,
     }  # fmt: skip
     return Observation.model_validate(fields | changes)
 

@@ -31,9 +31,7 @@ def benchmark_server(request: StageRequest, drafter: Path | None, events: Events
     """
     settings = request.settings
     plan = plan_configured(settings, "benchmark", drafter=drafter_plan(drafter, settings.benchmark))
-    handle = ensure_configured(
-        settings, plan, folder=request.server_folder, owner=request.run_id, report=events.progress
-    )
+    handle = ensure_configured(settings, plan, folder=request.server_folder, owner=request.run_id, events=events)
     with held(handle, lease_seconds=settings.serving.lease_seconds):
         yield handle.url
 

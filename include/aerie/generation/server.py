@@ -11,7 +11,7 @@ from aerie.serving.client import ServerHandle, renew
 from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.serving.errors import KeeperUnreachable
 from aerie.settings.pipeline import PipelineSettings
-from aerie.stages import StageRequest
+from aerie.stages import Events, StageRequest
 
 QUANTISED_KV_PREFIXES = ("fp8", "fp4", "int8", "int4")
 
@@ -29,7 +29,7 @@ class Server:
     renew: Callable[[], float | None]
 
 
-def ensure(request: StageRequest, *, report: Callable[[str], None]) -> Server:
+def ensure(request: StageRequest, events: Events) -> Server:
     """Have the server that the settings plan for generation, started where it is not there.
 
     Raises:
@@ -42,9 +42,9 @@ def ensure(request: StageRequest, *, report: Callable[[str], None]) -> Server:
         plan_configured(settings, "generate"),
         folder=request.server_folder,
         owner=request.run_id,
-        report=report,
+        events=events,
     )
-    return Server(handle.url, handle.launch_token, Renewal(handle, settings.serving.lease_seconds, report))
+    return Server(handle.url, handle.launch_token, Renewal(handle, settings.serving.lease_seconds, events.progress))
 
 
 class Renewal:

@@ -320,7 +320,7 @@ async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: 
 
 def _ensure_server(request: StageRequest, events: Events) -> Server:
     """Have the server that the settings plan for generation, through its keeper."""
-    return ensure(request, report=events.progress)
+    return ensure(request, events)
 
 
 async def _repeat(seconds: float, action: Callable[[], Awaitable[None]], driver: Driver) -> None:

@@ -298,7 +298,7 @@ def ensure_capture_server(request: StageRequest, events: Events) -> CaptureServe
         plan_configured(settings, "capture", forward_hooks=capture_hooks(request)),
         folder=request.server_folder,
         owner=request.run_id,
-        report=events.progress,
+        events=events,
     )
 
     def renew_lease() -> None:

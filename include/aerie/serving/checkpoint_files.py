@@ -5,15 +5,21 @@ not: half a terabyte takes seconds.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from aerie.errors import BadInput
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 LENGTH_BYTES = 8
 MAXIMUM_HEADER_BYTES = 100_000_000
 """The format's own limit."""
+
+PLAIN_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
+"""Loaded in the type that the server is asked for; quantised weights stay as they are stored."""
 
 GIT_LFS_POINTER = b"version https://git-lfs"
 
@@ -27,6 +33,30 @@ def verify_checkpoint(folder: Path) -> list[str]:
     if not folder.is_dir():
         return [f"{folder}: there is no such folder"]
     return [*_configuration_problems(folder), *_weights_problems(folder)]
+
+
+def weights_bytes(folder: Path, *, dtype_bytes: int) -> int:
+    """What a checkpoint's weights take in memory, when those of plain numbers are loaded in a type of ``dtype_bytes``.
+
+    Raises:
+        BadInput: a file's header cannot be read; the message says what is wrong with it.
+    """
+    index = folder / INDEX_FILE
+    shards = _read_index(index) if index.exists() else {path.name: set() for path in folder.glob("*.safetensors")}
+    if isinstance(shards, str):
+        raise BadInput(shards)
+    total = 0
+    for name in shards:
+        header = _read_header(folder / name)
+        if isinstance(header, str):
+            raise BadInput(header)
+        for entry in header.values():
+            if entry["dtype"] in PLAIN_DTYPES:
+                total += math.prod(entry["shape"]) * dtype_bytes
+            else:
+                begin, end = entry["data_offsets"]
+                total += end - begin
+    return total
 
 
 def _configuration_problems(folder: Path) -> Iterator[str]:

@@ -32,6 +32,7 @@ from aerie.serving.lease import (
     read_lease,
     token_path,
 )
+from aerie.serving.observations import Observation
 from aerie.serving.plan import INCLUDE, ServerPlan
 
 KEEPER_START_SECONDS = 60.0
@@ -60,6 +61,7 @@ class ServerHandle:
     owner: str
     log_path: Path
     max_total_num_tokens: int
+    observation: Observation | None
     reused: bool
 
 
@@ -188,6 +190,7 @@ def ensure_server(
         owner=owner,
         log_path=lease.log_path,
         max_total_num_tokens=lease.max_total_num_tokens,
+        observation=lease.observation,
         reused=reused,
     )
 

@@ -1,17 +1,20 @@
 """The server that the pipeline's settings ask for: planned, and ensured through its keeper."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from aerie.errors import BadInput
+from aerie.serving.calibration import deviation
 from aerie.serving.client import ServerHandle, ensure_server
+from aerie.serving.observations import Observation
 from aerie.serving.plan import DrafterPlan, Phase, ServerPlan
 from aerie.serving.probing import probing_of
 from aerie.settings.machine import python_of
 from aerie.settings.pipeline import PipelineSettings
+from aerie.stages import Events
 
 
 def plan_configured(
@@ -36,20 +39,37 @@ def plan_configured(
 
 
 def ensure_configured(
-    settings: PipelineSettings, plan: ServerPlan, *, folder: Path, owner: str, report: Callable[[str], None]
+    settings: PipelineSettings, plan: ServerPlan, *, folder: Path, owner: str, events: Events
 ) -> ServerHandle:
     """Have a ready server of this plan, with the settings' lease and patience.
+
+    What it turned out to hold is handed on to the store; where that is not what was planned, a person is told.
 
     Raises:
         AerieError: as ``ensure_server`` raises.
     """
     probing = probing_of(settings, folder)
-    return ensure_server(
+    handle = ensure_server(
         plan.model_copy(update={"probing": probing}),
         folder=folder,
         owner=owner,
         python=python_of("serve"),
         lease_seconds=settings.serving.lease_seconds,
         start_timeout_seconds=settings.serving.start_timeout_seconds,
-        report=report,
+        report=events.progress,
     )
+    if handle.observation is not None:
+        events.observation(handle.observation.model_dump(mode="json"))
+        if not handle.reused:
+            _compare_with_plan(handle.observation, events)
+    return handle
+
+
+def _compare_with_plan(observation: Observation, events: Events) -> None:
+    if told := deviation(observation):
+        events.alert("kv_pool_off_plan", told)
+    else:
+        events.progress(
+            f"KV pool as planned: {observation.max_total_num_tokens:,} tokens, "
+            f"{observation.predicted_max_total_num_tokens:,} were predicted"
+        )

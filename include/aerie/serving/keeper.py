@@ -53,7 +53,9 @@ from aerie.serving.lease import (
     token_path,
     write,
 )
+from aerie.serving.observations import append_observation
 from aerie.serving.plan import ServerPlan
+from aerie.serving.prediction import Prediction, observe, others_watched, predict_launch
 from aerie.settings.profile import Frozen
 
 GRACE_SECONDS = 30.0
@@ -138,6 +140,7 @@ class Keeper:
         Raises:
             KeeperEnding: this keeper takes no more servers.
             ServerBusy: others hold the server for another plan, or asked before; the owner has a place in the queue.
+            PlanRefused: the planner does not know the model's attention, or the host cannot spare the memory.
             LaunchFailed: the plan's port is taken.
             ProcessesLeft: the server that is to be replaced survives.
         """
@@ -155,7 +158,8 @@ class Keeper:
                     self._hold(request.owner, request.lease_seconds)
                 else:
                     await self._end_server()
-                    self._start(request)
+                    prediction = await asyncio.to_thread(predict_launch, request.plan, self._root)
+                    self._start(request, prediction)
                 return self._expect_lease()
 
     def _require_turn(self, owner: str, *, shared: bool) -> None:
@@ -172,7 +176,7 @@ class Keeper:
     def _serves(self, lease: Lease, plan: ServerPlan) -> bool:
         return lease.state != "failed" and lease.plan_fingerprint == plan.fingerprint()
 
-    def _start(self, request: EnsureRequest) -> None:
+    def _start(self, request: EnsureRequest, prediction: Prediction) -> None:
         # In the thread of the event loop, which lives as long as the keeper: the server dies with the thread.
         launched = start_server(request.plan, python=Path(sys.executable), logs=self._root / "logs")
         log.info("started %s server %s, pid %d", request.plan.phase, launched.url, launched.identity.pid)
@@ -194,7 +198,7 @@ class Keeper:
             expires_at=now,
         )
         self._launched, self._wanted = launched, launched.token
-        self._watch = asyncio.create_task(self._watch_over(launched, request))
+        self._watch = asyncio.create_task(self._watch_over(launched, request, prediction))
         self._watch.add_done_callback(self._note_crash)
         self._hold(request.owner, request.lease_seconds)
 
@@ -290,18 +294,21 @@ class Keeper:
             self._lease = self._lease.model_copy(update={**changes, **self._parties()})
             write(self._lease, lease_path(self._root))
 
-    async def _watch_over(self, launched: Launched, request: EnsureRequest) -> None:
+    async def _watch_over(self, launched: Launched, request: EnsureRequest, prediction: Prediction) -> None:
         """Wait for readiness, then watch the server until it dies or is replaced; a failure is kept in the lease."""
         try:
-            ready = await asyncio.to_thread(
-                wait_until_ready,
-                launched,
-                request.plan,
-                folder=self._root,
-                timeout_seconds=request.start_timeout_seconds,
-                wanted=lambda: self._wanted == launched.token,
-            )
-            self._record(state="ready", max_total_num_tokens=ready.max_total_num_tokens)
+            with others_watched(prediction, launched) as taken_by_others:
+                ready = await asyncio.to_thread(
+                    wait_until_ready,
+                    launched,
+                    request.plan,
+                    folder=self._root,
+                    timeout_seconds=request.start_timeout_seconds,
+                    wanted=lambda: self._wanted == launched.token,
+                )
+            observation = observe(prediction, ready, launched.token, taken_by_others_bytes=taken_by_others())
+            append_observation(self._root, observation)
+            self._record(state="ready", max_total_num_tokens=ready.max_total_num_tokens, observation=observation)
             log.info("ready after %.0f s", time.time() - (self._lease.started_at if self._lease else 0))
             while self._wanted == launched.token:
                 launched.require_alive()

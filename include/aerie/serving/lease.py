@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from aerie.artefacts.files import write_text
 from aerie.errors import BadInput
 from aerie.processes import ProcessIdentity
+from aerie.serving.observations import Observation
 from aerie.serving.plan import Phase, ServerPlan
 from aerie.settings.profile import Frozen
 
@@ -74,6 +75,7 @@ class Lease(OfHost):
     holders: tuple[Holder, ...]
     waiting: tuple[Waiting, ...] = ()
     max_total_num_tokens: int | None = None
+    observation: Observation | None = None
     gpu_utilisation: float | None = None
     started_at: float
     renewed_at: float

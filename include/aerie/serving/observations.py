@@ -15,18 +15,14 @@ from aerie.errors import BadInput
 from aerie.settings.profile import Frozen
 
 
-class Observation(Frozen):
-    """One launch: what was planned and what the server reported.
+class PlannedLaunch(Frozen):
+    """What is known of a launch before it, as far as the KV pool's size depends on it.
 
-    Memory is in bytes of one rank, the tightest: of a GPU, or on a CPU of the host. ``max_total_tokens`` is the plan's
-    cap, ``max_total_num_tokens`` what the server reported; ``predicted_max_total_num_tokens`` is None where nothing
-    could be predicted. ``memory_left_bytes`` is what was free after graphs and buffers, None where the server does
-    not say. ``observed_at`` is in seconds since 1970.
+    ``memory_before_launch_bytes`` is free memory of one rank, the tightest: of a GPU, or on a CPU of the host.
+    ``max_total_tokens`` is the plan's cap.
     """
 
-    launch_token: str
     plan_fingerprint: str
-    observed_at: float
     model_identity: str
     drafter_identity: str | None
     hostname: str
@@ -44,10 +40,56 @@ class Observation(Frozen):
     max_total_tokens: int | None
     page_size: int
     bytes_per_token: int
-    max_total_num_tokens: int
     memory_before_launch_bytes: int
+
+    def is_of_same_server(self, other: "PlannedLaunch") -> bool:
+        """Whether both have the same memory beside the KV pool: model, drafter, host, version and ranks are equal."""
+        return all(getattr(self, name) == getattr(other, name) for name in SAME_SERVER)
+
+
+SAME_SERVER = (
+    "model_identity",
+    "drafter_identity",
+    "hostname",
+    "gpu_name",
+    "sglang_version",
+    "device",
+    "dtype",
+    "tensor_parallel_size",
+    "data_parallel_size",
+    "attention_data_parallel_size",
+    "pipeline_parallel_size",
+    "expert_parallel_size",
+)
+"""Fields that decide what is not KV pool. Its type is not among them: only the bytes per token depend on that."""
+
+
+class Observation(PlannedLaunch):
+    """One launch: what was planned, and what the server reported.
+
+    ``taken_by_others_bytes`` is what other processes took of a CPU's memory while the server started, in terms of
+    ``memory_before_launch_bytes``; on GPUs 0. ``memory_left_bytes`` is what one rank had free when graphs and buffers
+    were there, None where the server does not say. ``observed_at`` is in seconds since 1970.
+    """
+
+    launch_token: str
+    observed_at: float
+    taken_by_others_bytes: int
+    predicted_max_total_num_tokens: int
+    max_total_num_tokens: int
     memory_left_bytes: int | None
-    predicted_max_total_num_tokens: int | None
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the KV pool on one rank."""
+        return self.max_total_num_tokens * self.bytes_per_token
+
+    @property
+    def undisturbed(self) -> PlannedLaunch:
+        """The launch as if the memory read before it had lacked what other processes took after it was read."""
+        memory = self.memory_before_launch_bytes - self.taken_by_others_bytes
+        fields = self.model_dump(include=set(PlannedLaunch.model_fields))
+        return PlannedLaunch.model_validate(fields | {"memory_before_launch_bytes": memory})
 
     @property
     def was_capped(self) -> bool:

@@ -226,10 +226,6 @@ class ServerPlan(Frozen):
     def _cpu_rules(self) -> Self:
         if self.device == "cuda":
             return self
-        if self.max_total_tokens is None:
-            raise ValueError(
-                "max_total_tokens is not set: on a CPU the default pool takes most of the machine's memory"
-            )
         if self.hicache_size_gb_per_rank is not None:
             raise ValueError("hicache_size_gb_per_rank is set: the hierarchical cache pins host memory through CUDA")
         if self.cuda_graph_max_batch_size is not None:

@@ -35,10 +35,14 @@ class ReplicaProbe(Frozen):
 
 
 class ReadyServer(Frozen):
-    """What a ready server says of itself. ``max_total_num_tokens`` is the size of its KV pool in tokens."""
+    """What a ready server says of itself. ``max_total_num_tokens`` is the size of its KV pool in tokens.
+
+    ``memory_left_bytes`` is what the tightest rank had free at the end of its start, None where it does not say.
+    """
 
     url: str
     max_total_num_tokens: int
+    memory_left_bytes: int | None
     probed_at: float
     replicas: tuple[ReplicaProbe, ...]
 
@@ -65,6 +69,7 @@ def probe(url: str, plan: ServerPlan, launch_token: str, *, folder: Path) -> Rea
     return ReadyServer(
         url=url,
         max_total_num_tokens=int(info["max_total_num_tokens"]),
+        memory_left_bytes=memory_left_bytes(info),
         probed_at=time.time(),
         replicas=tuple(
             _probe_replica(_Replica(url, replica, len(replicas), launch_token), plan, folder, info)
@@ -121,6 +126,13 @@ def _require_variety(replica: _Replica) -> None:
             f"{replica.name}: answers token {answers[0][0]} {2 * PROBE_TOKENS} times over, whatever the prompt: the "
             "model is broken as served (check dtype, kv_cache_dtype and the attention backend)"
         )
+
+
+def memory_left_bytes(info: Mapping[str, Any]) -> int | None:
+    """What ``/server_info`` says was free on the tightest rank when the start was over; None where it says nothing."""
+    states = [state.get("memory_usage", {}) for state in info.get("internal_states", [])]
+    left_gib = [usage["startup_available"] for usage in states if "startup_available" in usage]
+    return round(min(left_gib) * 2**30) if left_gib else None
 
 
 def differences_from_plan(info: Mapping[str, Any], plan: ServerPlan, launch_token: str) -> list[str]:
