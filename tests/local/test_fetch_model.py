@@ -112,7 +112,7 @@ def test_a_repository_that_lacks_a_shard_of_its_index_is_not_whole(hub: Hub, fet
 
 
 def test_a_gated_repository_says_what_to_do_and_comes_with_a_token(hub: Hub, fetch) -> None:
-    hub.token = "hf_allowed"  # noqa: S105
+    hub.token = "hf_allowed"
     refused = fetch(*NAMED)
     assert refused.returncode == 2, refused.stderr
     assert f"{REPOSITORY} is gated: accept its terms at https://huggingface.co/{REPOSITORY}" in refused.stderr

@@ -59,7 +59,7 @@ def fetch_checkpoint(repository: str, revision: str, folder: Path, report: Repor
     problems = [*_wrong_sizes(folder, sizes), *verify_checkpoint(folder)]
     if problems:
         raise Failed(
-            f"{repository} is not whole: {'; '.join(problems)}. Delete what is named and run the command again"
+            f"{repository} is not whole: {'; '.join(problems)}. Delete what is named, and run the command again"
         )
     report(f"{folder}: whole; every file is as long as the hub says, and every shard of the index is there")
 
@@ -126,8 +126,8 @@ def _explained(repository: str, revision: str) -> Iterator[None]:
         yield
     except GatedRepoError as error:
         raise BadInput(
-            f"{repository} is gated: accept its terms at https://huggingface.co/{repository}, then give a token of that "
-            "account in HF_TOKEN, or log in with hf auth login"
+            f"{repository} is gated: accept its terms at https://huggingface.co/{repository}, then give a token of "
+            "that account in HF_TOKEN, or log in with hf auth login"
         ) from error
     except RevisionNotFoundError as error:
         raise BadInput(f"{repository} has no revision {revision}: its page lists its commits") from error
