@@ -76,6 +76,9 @@ class FakeServer:
     loads: dict[str, Any] = field(default_factory=lambda: {"loads": [LOAD]})
     requests: list[dict[str, Any]] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
+    computed: dict[str, float] = field(default_factory=lambda: {"decode": 0.0, "prefill_compute": 0.0})
+    counts_tokens: bool = True
+    stuck: bool = False
     port: int = 0
 
     def __post_init__(self) -> None:
@@ -116,6 +119,7 @@ class FakeServer:
                 web.get("/model_info", self._model_info),
                 web.get("/server_info", self._info),
                 web.get("/v1/loads", self._loads),
+                web.get("/metrics", self._metrics),
             ]
         )
         runner = web.AppRunner(app, shutdown_timeout=0.0, handler_cancellation=True)
@@ -142,6 +146,11 @@ class FakeServer:
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({**INFO, "model_path": self.model_path, **self.info})
 
+    async def _metrics(self, request: web.Request) -> web.Response:
+        lines = [f'sglang:realtime_tokens_total{{mode="{mode}"}} {count}' for mode, count in self.computed.items()]
+        lines = lines if self.counts_tokens else []
+        return web.Response(text="\n".join(["# TYPE sglang:realtime_tokens_total counter", *lines, ""]))
+
     async def _loads(self, request: web.Request) -> web.Response:
         return web.json_response(self.loads)
 
@@ -153,6 +162,9 @@ class FakeServer:
         self.requests.append(body)
         if self.delay_seconds:
             await asyncio.sleep(self.delay_seconds)
+        if self.stuck:
+            await asyncio.sleep(600)
+        self.computed["decode"] += 1
         outcome = self.fault(body, before)
         if isinstance(outcome, web.StreamResponse):
             return outcome

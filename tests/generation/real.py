@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import psutil
 
 from aerie.artefacts.layout import DatasetFiles
 from aerie.errors import Retryable
+from aerie.serving.evidence import Evidence
 from aerie.serving.launch import family_of
 from aerie.serving.lease import read_lease
 from aerie.settings.machine import PROJECT_ROOT, python_of
@@ -22,6 +24,7 @@ from aerie.stages import STAGES, StageRequest
 from .invariants import check_durable_before_counted, check_invariants
 
 DATASET = "B1_glaive"
+STALL_SECONDS = 12
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,12 @@ class RealWorld:
         wanted = {"budget_tokens": 0, "concurrency": 24, "about_tools": False, "canary": canary, **changes}
         dataset = settings.datasets[DATASET].model_copy(update=wanted)
         generation = settings.generation.model_copy(update={"maximum_quarantine_share": 1.0})
+        serving = settings.serving.model_copy(update={"stall_seconds": STALL_SECONDS})
         return StageRequest(
             settings=settings.model_copy(
-                update={"datasets": {**settings.datasets, DATASET: dataset}, "generation": generation}
+                update={
+                    "datasets": {**settings.datasets, DATASET: dataset}, "generation": generation, "serving": serving,
+                }
             ),
             data_root=self.root, server_folder=self.root / "server", edition="main", dataset=DATASET, run_id=run_id,
         )  # fmt: skip
@@ -121,6 +127,15 @@ class RealWorld:
         struck = time.monotonic()
         self.finish(process, status=Retryable.exit_code, seconds=60)
         return time.monotonic() - struck
+
+    def stop_scheduler(self) -> Evidence:
+        """Stop the scheduler under load, as a hang does, and see the generator finish all the same."""
+        process = self.start()
+        self.wait_for_rows(2, process)
+        self.scheduler().send_signal(signal.SIGSTOP)
+        self.finish(process)
+        (found,) = (self.root / "server" / "evidence").glob("*.json")
+        return Evidence.model_validate_json(found.read_bytes())
 
     def check(self) -> None:
         """The invariants of a data set."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from aerie.artefacts.previews import iterate_previews
@@ -44,7 +45,9 @@ def test_generator_and_server_killed_under_load_lose_nothing_and_repeat_nothing(
         now = world.durable()
         assert durable < now
         durable = now
-    world.finish(world.start())
+    evidence = world.stop_scheduler()
+    assert any(f": {psutil.STATUS_STOPPED}, " in process for process in evidence.processes)
+    assert evidence.last_probe is not None and evidence.last_probe.replicas[0].score is not None
     world.check()
     logged = Counter(response.sample_id for response in iterate_responses(world.files.responses))
     assert durable < set(logged) and max(logged.values()) == 1, "a durable row was generated again"
@@ -53,4 +56,6 @@ def test_generator_and_server_killed_under_load_lose_nothing_and_repeat_nothing(
         ("boundary", "</think>") in preview.spans for preview in shown if not preview.reasons
     )
     messages = [json.loads(line).get("message", "") for line in (world.root / "events.jsonl").read_text().splitlines()]
+    (stuck,) = (message for message in messages if "computed no token" in message)
+    assert "it is started again, once" in stuck
     assert {"Sample 1 of 3", "Sample 2 of 3", "Sample 3 of 3"} <= {message.split(":")[0] for message in messages}

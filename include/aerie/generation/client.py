@@ -355,6 +355,18 @@ class GenerateClient:
             ServerGone: it does not answer.
             RequestFailed: its answer has another form (``schema``).
         """
+        body = await self.read(path)
+        try:
+            return expected.model_validate_json(body)
+        except ValidationError as error:
+            raise _unreadable(body, error) from error
+
+    async def read(self, path: str) -> bytes:
+        """What the server says at ``path``.
+
+        Raises:
+            ServerGone: it does not answer.
+        """
         timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
         try:
             async with self._session.get(f"{self._url}{path}", timeout=timeout) as response:
@@ -363,7 +375,4 @@ class GenerateClient:
             raise ServerGone(f"the server at {self._url} does not answer: {type(error).__name__}: {error}") from error
         if status != HTTP_OK:
             raise ServerGone(f"the server at {self._url} says {status} to {path}: {_quoted(body)}")
-        try:
-            return expected.model_validate_json(body)
-        except ValidationError as error:
-            raise _unreadable(body, error) from error
+        return body

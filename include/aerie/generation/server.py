@@ -5,14 +5,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.errors import BadInput
-from aerie.generation.client import ServerInfo
-from aerie.serving.client import ServerHandle, renew
+import requests
+
+from aerie.artefacts.files import write_text
+from aerie.errors import AerieError, BadInput
+from aerie.generation.client import HEALTH_SECONDS, ServerInfo
+from aerie.serving.client import ServerHandle, evidence, renew, stop
 from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.serving.errors import KeeperUnreachable
+from aerie.serving.evidence import Evidence
 from aerie.settings.pipeline import PipelineSettings
 from aerie.stages import Events, StageRequest
 
+SILENCE_POLL_SECONDS = 1.0
 QUANTISED_KV_PREFIXES = ("fp8", "fp4", "int8", "int4")
 
 
@@ -21,12 +26,22 @@ class Server:
     """A server that runs.
 
     ``renew`` keeps its lease, raises Retryable when the server is gone, and returns how busy the GPUs of its host are
-    (share of the time, None where there are none).
+    (share of the time, None where there are none). ``end_stuck`` gathers what can be known of this launch and ends it;
+    None where the server is somebody else's.
     """
 
     url: str
     launch_token: str
     renew: Callable[[], float | None]
+    end_stuck: Callable[[], "StuckServer"] | None = None
+
+
+@dataclass(frozen=True)
+class StuckServer:
+    """A server that was ended because it was stuck: what was known of it, and the file that tells it."""
+
+    evidence: Evidence
+    path: Path
 
 
 def ensure(request: StageRequest, events: Events) -> Server:
@@ -44,7 +59,8 @@ def ensure(request: StageRequest, events: Events) -> Server:
         owner=request.run_id,
         events=events,
     )
-    return Server(handle.url, handle.launch_token, Renewal(handle, settings.serving.lease_seconds, events.progress))
+    renewal = Renewal(handle, settings.serving.lease_seconds, events.progress)
+    return Server(handle.url, handle.launch_token, renewal, lambda: end_stuck(handle))
 
 
 class Renewal:
@@ -72,6 +88,46 @@ class Renewal:
             return None
         self._renewed_at = began
         return lease.gpu_utilisation
+
+
+def end_stuck(handle: ServerHandle) -> StuckServer:
+    """Save what can be known of a server that is stuck, and end that launch, whoever else uses it.
+
+    Raises:
+        LeaseLost: it was ended or replaced already.
+        AerieError: the keeper does not answer, or processes are left.
+    """
+    found = evidence(handle.folder, handle.launch_token)
+    path = handle.folder / "evidence" / f"{handle.launch_token}.json"
+    write_text(path, found.model_dump_json(indent=2) + "\n")
+    stop(handle.folder, launch_token=handle.launch_token)
+    return StuckServer(evidence=found, path=path)
+
+
+def summary_of(stuck: StuckServer) -> str:
+    """One line: its last log line, what its last probe found, whether there are stacks, and where it all is."""
+    found = stuck.evidence
+    last = found.log_tail[-1] if found.log_tail else "none"
+    when = time.strftime("%H:%M:%S UTC", time.gmtime(found.last_probe.probed_at)) if found.last_probe else "never"
+    stacks = "without stacks, since py-spy is not installed" if found.stacks is None else "with the stacks of py-spy"
+    return f"Last line of its log: {last!r}; last proven healthy: {when}; evidence, {stacks}: {stuck.path}"
+
+
+def stays_silent(server: Server, seconds: float) -> bool:
+    """Whether a server whose launch lives gives no sign of health for so long: then it is stuck, and not only slow."""
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        try:
+            server.renew()
+        except AerieError:
+            return False  # it has died or was replaced: whoever ensures it next gets another
+        try:
+            if requests.get(f"{server.url}/health", timeout=HEALTH_SECONDS).ok:
+                return False
+        except requests.RequestException:
+            pass
+        time.sleep(SILENCE_POLL_SECONDS)
+    return True
 
 
 def check_server(info: ServerInfo, settings: PipelineSettings, *, url: str) -> None:

@@ -24,7 +24,7 @@ from aerie.boundary import Grammar, Verdict, apply_policy, check_drop_flags, gra
 from aerie.errors import AerieError, BadInput, Failed
 from aerie.generation.budget import Limits, decide
 from aerie.generation.canary_show import CanaryShow
-from aerie.generation.client import GenerateClient, RequestFailed
+from aerie.generation.client import GenerateClient, RequestFailed, ServerGone
 from aerie.generation.driver import Driver
 from aerie.generation.fingerprints import Fingerprinted, generation_settings, hold_generation, rules_settings
 from aerie.generation.load import ServerMonitor
@@ -32,7 +32,8 @@ from aerie.generation.population import Population, Stop
 from aerie.generation.prompts import GenerationPrompt, load_prompts
 from aerie.generation.reconciliation import differing, reconcile
 from aerie.generation.reporting import Reporter
-from aerie.generation.server import Server, check_server, ensure
+from aerie.generation.server import Server, check_server, ensure, stays_silent, summary_of
+from aerie.generation.stalls import Stalled, StallWatch, Stuck
 from aerie.generation.writer import DatasetWriter
 from aerie.serving.sampling import sampling_parameters
 from aerie.settings.machine import database_url
@@ -161,7 +162,7 @@ def generate(request: StageRequest, events: Events) -> StageResult:
     url = database_url()
     migrate(url)
     with DatasetWriter(url, **job.key, run_id=request.run_id, lock_path=job.files.writer_lock) as writer:
-        stop, counts, log_rows = _generate(job, writer)
+        stop, counts, log_rows = _generate_past_a_stall(job, writer)
     if stop.failed:
         events.alert(stop.reason, f"{job.where}: {stop.message}")
         raise Failed(f"{job.where} stopped by {stop.reason}: {stop.message}")
@@ -176,6 +177,23 @@ def generate(request: StageRequest, events: Events) -> StageResult:
         counts=counts,
     )
     return StageResult(stage=STAGE, reused=False, manifest=manifest)
+
+
+def _generate_past_a_stall(job: Job, writer: DatasetWriter) -> tuple[Stop, dict[str, Any], Mapping[Path, int]]:
+    """As ``_generate``; where the server gets stuck, once more with another.
+
+    Raises:
+        Failed: that one got stuck too.
+    """
+    try:
+        return _generate(job, writer)
+    except Stuck as stuck:
+        job.events.alert("server_stuck", f"{job.where}: {stuck}; it is started again, once")
+    try:
+        return _generate(job, writer)
+    except Stuck as again:
+        job.events.alert("server_stuck", f"{job.where}: {again}")
+        raise Failed(f"{job.where}: the server got stuck again after it was restarted: {again}") from again
 
 
 def _generate(job: Job, writer: DatasetWriter) -> tuple[Stop, dict[str, Any], Mapping[Path, int]]:
@@ -295,6 +313,12 @@ async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: 
         )
 
         monitor = ServerMonitor(client, server, job.events)
+        watch = StallWatch(
+            client,
+            in_flight=lambda: driver.in_flight,
+            stall_seconds=settings.serving.stall_seconds,
+            events=job.events,
+        )
         reporter.restart_clock()
 
         async def report() -> None:
@@ -305,6 +329,7 @@ async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: 
             (settings.generation.progress_seconds, report),
             (renewal_seconds, monitor.renew),
             (ALIVE_SECONDS, client.confirm_alive),
+            (watch.period_seconds, watch.look),
         )
         helpers = [asyncio.create_task(_repeat(seconds, action, driver)) for seconds, action in regularly]
         try:
@@ -312,10 +337,27 @@ async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: 
             stop = await driver.run()
             await canary.shown()
             return stop
+        except (Stalled, ServerGone) as error:
+            await asyncio.to_thread(_end_if_stuck, server, error, settings.serving.stall_seconds)
+            raise
         finally:
             for helper in (*helpers, *canary.tasks):
                 helper.cancel()
             await asyncio.wait((*helpers, *canary.tasks))
+
+
+def _end_if_stuck(server: Server, error: Stalled | ServerGone, stall_seconds: float) -> None:
+    """End a server that makes nothing any more and yet lives; its next try would find it as it is.
+
+    Raises:
+        Stuck: it was ended; its evidence is in the message.
+        LeaseLost: somebody else has ended it already.
+        AerieError: it cannot be ended.
+    """
+    if server.end_stuck is None or (isinstance(error, ServerGone) and not stays_silent(server, stall_seconds)):
+        return
+    stuck = server.end_stuck()
+    raise Stuck(f"{error}. {summary_of(stuck)}") from error
 
 
 def _ensure_server(request: StageRequest, events: Events) -> Server:

@@ -21,6 +21,7 @@ from aerie.errors import AerieError, BadInput
 from aerie.processes import wait_until_gone
 from aerie.serving import errors
 from aerie.serving.errors import KeeperEnding, KeeperUnreachable, LeaseLost, NotReady, ServerBusy, ServerDied
+from aerie.serving.evidence import Evidence
 from aerie.serving.launch import stop_server
 from aerie.serving.lease import (
     LOCKED_EXIT_CODE,
@@ -90,7 +91,15 @@ class Keeper:
         """``POST /stop``; returns the lease that others still hold."""
         return self._call("POST", "/stop", {"owner": owner, "launch_token": launch_token})
 
+    def evidence(self, launch_token: str) -> Evidence:
+        """``GET /evidence``."""
+        return Evidence.model_validate(self._ask("GET", f"/evidence?launch_token={launch_token}", None))
+
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Lease | None:
+        answer = self._ask(method, path, body)
+        return None if answer is None else Lease.model_validate(answer)
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         url = self._url + path
         try:
             response = requests.request(method, url, json=body, headers=self._headers, timeout=REQUEST_TIMEOUT_SECONDS)
@@ -101,7 +110,7 @@ class Keeper:
             raise KeeperUnreachable(f"{url}: refuses the token in {token_path(self._folder)}: it was replaced")
         if not response.ok:
             raise ERRORS.get(answer["error"], errors.NotReady)(answer["message"])
-        return None if answer is None else Lease.model_validate(answer)
+        return answer
 
     def _expect(self, lease: Lease | None) -> Lease:
         if lease is None:
@@ -408,6 +417,19 @@ def _end_what_is_left(folder: Path) -> bool:
 def _wait_for_keeper(address: KeeperAddress | None) -> None:
     if address is not None and address.is_of_this_host:
         wait_until_gone(address.keeper, KEEPER_END_SECONDS)
+
+
+def evidence(folder: Path, launch_token: str) -> Evidence:
+    """What the keeper of a folder can tell of a launch: its last log lines, its stacks, its last probe.
+
+    Raises:
+        LeaseLost: there is no keeper any more, or another server.
+        KeeperUnreachable: the keeper does not answer.
+    """
+    keeper = find_keeper(folder)
+    if keeper is None:
+        raise LeaseLost(f"{address_path(folder)}: the keeper of {launch_token} is gone, and its server with it")
+    return keeper.evidence(launch_token)
 
 
 def status(folder: Path) -> Lease | None:

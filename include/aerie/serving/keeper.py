@@ -11,10 +11,11 @@ HTTP endpoints, all with ``Authorization: Bearer`` and the token in ``FOLDER/kee
 - ``POST /stop`` ``{owner, launch_token}``: end the owner's hold, and the server when nobody else holds it; without an
   owner end it whoever holds it. A launch token that is not null must be that of the server.
 - ``GET /status``.
+- ``GET /evidence?launch_token=``: what is known of a launch that is stuck (``aerie.serving.evidence``).
 
-All answer with the lease as it stands then, null where there is no server. Errors are ``{"error": class name,
-"message": ...}``. A hold ends when it is released, or not renewed for ``lease_seconds``; the last one to end ends the
-server with it, and the keeper too when nobody waits.
+All but evidence answer with the lease as it stands then, null where there is no server. Errors are
+``{"error": class name, "message": ...}``. A hold ends when it is released, or not renewed for ``lease_seconds``; the
+last one to end ends the server with it, and the keeper too when nobody waits.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from pydantic import ValidationError
 from aerie.errors import AerieError, BadInput
 from aerie.processes import ProcessIdentity
 from aerie.serving.errors import KeeperEnding, LeaseElsewhere, LeaseLost, ServerBusy
+from aerie.serving.evidence import Evidence, gather
 from aerie.serving.gpus import gpu_utilisation
 from aerie.serving.holders import Holds, Queue
 from aerie.serving.launch import Launched, advertised, start_server, stop_server, wait_until_ready
@@ -56,6 +58,7 @@ from aerie.serving.lease import (
 from aerie.serving.observations import append_observation
 from aerie.serving.plan import ServerPlan
 from aerie.serving.prediction import Prediction, observe, others_watched, predict_launch
+from aerie.serving.probe import ReadyServer
 from aerie.settings.profile import Frozen
 
 GRACE_SECONDS = 30.0
@@ -106,6 +109,7 @@ class Keeper:
         self._holds = Holds()
         self._queue = Queue()
         self._idle_since = time.monotonic()
+        self._proven: ReadyServer | None = None
         self.over = asyncio.Event()
         """Set when there is nothing left to keep."""
 
@@ -242,6 +246,17 @@ class Keeper:
                     self.over.set()
             return self.lease
 
+    async def evidence(self, launch_token: str) -> Evidence:
+        """What is known of a launch.
+
+        Raises:
+            LeaseLost: it is not the one that is there.
+        """
+        launched = self._launched
+        if launched is None or launched.token != launch_token:
+            raise LeaseLost(f"{lease_path(self._root)}: server {launch_token} was ended or replaced")
+        return await asyncio.to_thread(gather, launched.identity, launched.log.path, self._proven)
+
     async def expire(self) -> None:
         """Wait until nobody holds the server any more, and nobody waits, then end server and keeper."""
         while not self.over.is_set():
@@ -306,6 +321,7 @@ class Keeper:
                     timeout_seconds=request.start_timeout_seconds,
                     wanted=lambda: self._wanted == launched.token,
                 )
+            self._proven = ready
             observation = observe(prediction, ready, launched.token, taken_by_others_bytes=taken_by_others())
             append_observation(self._root, observation)
             self._record(state="ready", max_total_num_tokens=ready.max_total_num_tokens, observation=observation)
@@ -333,7 +349,7 @@ class Keeper:
             await asyncio.to_thread(self._launched.process.wait)
         if self._watch is not None:
             await asyncio.wait([self._watch])
-        self._launched, self._watch, self._lease = None, None, None
+        self._launched, self._watch, self._lease, self._proven = None, None, None, None
         self._idle_since = time.monotonic()
         lease_path(self._root).unlink(missing_ok=True)
 
@@ -366,6 +382,9 @@ def application(keeper: Keeper, token: str) -> web.Application:
     async def status(_: web.Request) -> web.Response:
         return _answer(keeper.lease)
 
+    async def evidence(request: web.Request) -> web.Response:
+        return _answer(await keeper.evidence(request.query.get("launch_token", "")))
+
     app = web.Application(middlewares=[authenticate])
     app.add_routes(
         [
@@ -373,13 +392,14 @@ def application(keeper: Keeper, token: str) -> web.Application:
             web.post("/renew", renew),
             web.post("/stop", stop),
             web.get("/status", status),
+            web.get("/evidence", evidence),
         ]
     )
     return app
 
 
-def _answer(lease: Lease | None) -> web.Response:
-    text = "null" if lease is None else lease.model_dump_json()
+def _answer(answer: Frozen | None) -> web.Response:
+    text = "null" if answer is None else answer.model_dump_json()
     return web.Response(text=text, content_type="application/json")
 
 
