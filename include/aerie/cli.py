@@ -10,6 +10,7 @@ from aerie import __version__
 from aerie.errors import AerieError
 from aerie.judging_commands import import_responses, show, validate
 from aerie.model_commands import fetch_model
+from aerie.plan_commands import plan
 from aerie.profile_commands import profiles
 from aerie.quarantine_commands import app as quarantine
 from aerie.sources_commands import sources
@@ -18,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 database = typer.Typer(no_args_is_help=True, help="Aerie's own database.")
 app.add_typer(database, name="db")
 app.add_typer(profiles, name="profile")
-for command in (validate, show, import_responses, fetch_model):
+for command in (plan, validate, show, import_responses, fetch_model):
     app.command()(command)
 app.add_typer(quarantine, name="quarantine")
 app.add_typer(sources, name="sources")

@@ -3,39 +3,59 @@
 Whoever needs the server ensures it himself on every try; starting it ahead only moves the wait out of the first task.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aerie.artefacts.manifest import Manifest, describe_input, path_of, read_manifest
 from aerie.errors import BadInput
 from aerie.hidden_states.launch import capture_hooks
+from aerie.plan_report import document_of, text_of
+from aerie.plans import Machine, WholePlan, make_plan, observations_of, subject_of_settings
 from aerie.serving import client
-from aerie.serving.attention import attention_of, kv_dtype_bytes
 from aerie.serving.configured import ensure_configured, plan_configured
-from aerie.serving.model_config import read_model_config
+from aerie.serving.host import host_facts, host_facts_of
 from aerie.serving.plan import Phase, ServerPlan
 from aerie.settings.machine import python_of
 from aerie.stages import Events, StageRequest, StageResult
 
+RUN_PHASES: tuple[Phase, ...] = ("generate", "capture", "benchmark")
+"""What a run has a server for."""
+
 
 def plan(request: StageRequest, events: Events) -> StageResult:
-    """Show what the server will be, before anything starts.
+    """Show what the servers of the run will be and how long it takes, before anything starts.
 
     Raises:
         BadInput: the settings make no plan, or the verifier's configuration cannot be read.
-        PlanRefused: the planner does not know the verifier's attention.
+        PlanRefused: a phase cannot work, or the planner does not know the verifier's attention.
     """
-    asked = _plan(request, "generate")
-    attention = attention_of(read_model_config(asked.model_path), ranks=asked.tensor_parallel_size)
-    token_bytes = attention.bytes_per_token(kv_dtype_bytes(asked.kv_cache_dtype, asked.dtype))
-    command = asked.command_line(python_of("serve"), port=asked.port or 0)
-    events.progress(f"KV cache: {token_bytes:,} bytes a token and rank")
-    if asked.max_total_tokens is not None:
-        events.progress(
-            f"KV pool: {asked.max_total_tokens:,} tokens, {asked.max_total_tokens * token_bytes / 1e9:.2f} GB"
-        )
-    events.progress(f"command (port chosen at launch): {' '.join(command)}")
-    return StageResult(stage="plan", reused=False, data={"bytes_per_token": token_bytes, "command": command})
+    if request.settings.serving.backend == "external":
+        events.progress(f"{request.settings.serving.external_url} is someone else's server: its owner plans its memory")
+        return StageResult(stage="plan", reused=False, data={"verdict": None})
+    _plan(request, "generate")  # the verifier must be there, whatever a bundled configuration would allow to plan
+    whole = plan_here(request, RUN_PHASES)
+    python = python_of("serve")
+    for line in text_of(whole, python).splitlines():
+        events.progress(line)
+    whole.require_fit()
+    return StageResult(stage="plan", reused=False, data=document_of(whole, python))
+
+
+def plan_here(request: StageRequest, phases: Sequence[Phase]) -> WholePlan:
+    """The plan of a run on the machine of this process, with what its launches reported before.
+
+    Raises:
+        AerieError: as ``make_plan`` and ``host_facts_of`` raise.
+    """
+    settings = request.settings
+    subject = subject_of_settings(settings, edition_folder=request.files.folder)
+    facts = host_facts() if settings.serving.device == "cpu" else host_facts_of(python_of("serve"))
+    return make_plan(
+        subject,
+        Machine.of_facts(facts, device=settings.serving.device),
+        phases=phases,
+        observations=observations_of(subject, request.server_folder),
+    )
 
 
 def start(request: StageRequest, events: Events) -> StageResult:
@@ -47,9 +67,12 @@ def start(request: StageRequest, events: Events) -> StageResult:
     if not request.force and all(map(_looks_done, _manifests(request))):
         events.progress(f"nothing to do: what phase {request.phase} needs a server for is there already")
         return StageResult(stage="serve_start", reused=True)
+    phase = _phase(request)
+    if request.settings.serving.backend == "local":
+        plan_here(request, (phase,)).require_fit()
     handle = ensure_configured(
         request.settings,
-        _plan(request, _phase(request)),
+        _plan(request, phase),
         folder=request.server_folder,
         owner=request.run_id,
         events=events,

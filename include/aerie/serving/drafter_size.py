@@ -43,6 +43,6 @@ def size_drafter(
         kv_elements=2 * max(1, key_heads // ranks) * width,
         explanation=(
             f"fc {join / 1e6:,.0f}M on every rank + (attention {attention / 1e6:,.0f}M + feed-forward "
-            f"{feed_forward / 1e6:,.0f}M + head {head / 1e6:,.0f}M) / {ranks} ranks, x {dtype_bytes} bytes"
+            f"{feed_forward / 1e6:,.0f}M + head {head / 1e6:,.0f}M) / {ranks}, x {dtype_bytes} bytes"
         ),
     )

@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from aerie.artefacts.files import fingerprint_of, sha256_of
 from aerie.serving.probing import Probing
-from aerie.settings.pipeline import PipelineSettings
-from aerie.settings.profile import Frozen, checkpoint_code_allowed, server_arguments_of
+from aerie.settings.pipeline import PipelineSettings, ServingSettings
+from aerie.settings.profile import Frozen, Profile, checkpoint_code_allowed, server_arguments_of
 
 Phase = Literal["generate", "capture", "benchmark", "deploy"]
 """What a server is for. No stage has ``deploy``: it is planned, and copied by those who serve the drafter."""
@@ -150,9 +150,11 @@ class ServerPlan(Frozen):
             BadInput: they allow or ask for what the verifier's profile forbids.
             OSError: the verifier's folder has no ``config.json``.
         """
-        verifier, serving = settings.verifier, settings.serving
+        verifier = settings.verifier
         profile = verifier.load_profile()
-        return cls(
+        return cls.of_serving(
+            settings.serving,
+            profile,
             model_path=verifier.path.resolve(),
             model_identity=checkpoint_identity(verifier.path),
             revision=verifier.revision,
@@ -163,9 +165,19 @@ class ServerPlan(Frozen):
             phase=phase,
             drafter=drafter,
             forward_hooks=forward_hooks,
-            extra_arguments=server_arguments_of(profile, serving.extra_arguments),
-            **serving.model_dump(include=set(cls.model_fields) - {"extra_arguments"}),
         )
+
+    @classmethod
+    def of_serving(cls, serving: ServingSettings, profile: Profile | None, **fields: Any) -> Self:
+        """The plan of these serving settings for a checkpoint that ``fields`` describe.
+
+        Raises:
+            ValidationError: they cannot work together.
+            BadInput: they ask for what the checkpoint's profile forbids.
+        """
+        own = serving.model_dump(include=set(cls.model_fields) - {"extra_arguments"})
+        extra = server_arguments_of(profile, serving.extra_arguments) if profile else serving.extra_arguments
+        return cls(extra_arguments=extra, **own, **fields)
 
     @model_validator(mode="after")
     def _paths_mean_the_same_everywhere(self) -> Self:

@@ -5,12 +5,13 @@ Pure: the same function answers the command line, the pipeline's first task and 
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from aerie.errors import BadInput
 from aerie.serving.attention import Attention, attention_of, kv_dtype_bytes
 from aerie.serving.drafter_size import DrafterSize, size_drafter
+from aerie.serving.errors import PlanRefused
 from aerie.serving.headroom import GIB, Buffers, count_buffers
 from aerie.serving.memory import (
     LOADING_GB_PER_RANK,
@@ -22,7 +23,7 @@ from aerie.serving.memory import (
 )
 from aerie.serving.plan import FULL_PRECISION_KV, WITH_DRAFTER, Phase
 from aerie.serving.plan_inputs import ObservedPool, PlanInputs
-from aerie.serving.weights import DTYPE_BYTES, Ranks, estimate_weights
+from aerie.serving.weights import DTYPE_BYTES, Ranks, estimate_weights, expert_count
 
 Verdict = Literal["fits", "tight", "refused"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "tight", "refused")
@@ -85,6 +86,7 @@ def plan_memory(inputs: PlanInputs, phase: Phase) -> MemoryPlan:
         BadInput: a field of the configuration is missing or makes no sense, or too little is given to plan with.
         PlanRefused: the attention or the KV type is not known, or the heads cannot be shared by so many ranks.
     """
+    _require_sizes(inputs)
     cache = _cache(inputs, phase)
     static = _static(inputs, cache)
     gpu = _gpu(inputs, phase, cache, static)
@@ -114,6 +116,25 @@ def plan_memory(inputs: PlanInputs, phase: Phase) -> MemoryPlan:
         sums=(*static.sums, *cache.sums, *gpu.sums, *_request_sums(inputs, concurrent, gpu.tokens), *host.sums),
         estimated=(*static.estimated, *cache.estimated, *host.estimated),
     )
+
+
+def _require_sizes(inputs: PlanInputs) -> None:
+    tensor = inputs.tensor_parallel_size
+    for name, size in (
+        ("attention_data_parallel_size", inputs.attention_data_parallel_size),
+        ("expert_parallel_size", inputs.expert_parallel_size),
+    ):
+        if tensor % size:
+            raise PlanRefused(f"{name} is {size}: expected a divisor of tensor_parallel_size {tensor}")
+    experts = expert_count(inputs.config)
+    if experts and experts % inputs.expert_parallel_size:
+        raise PlanRefused(
+            f"expert_parallel_size is {inputs.expert_parallel_size}: expected a divisor of the model's {experts} "
+            "experts"
+        )
+    layers = inputs.config.count("num_hidden_layers")
+    if inputs.pipeline_parallel_size > layers:
+        raise PlanRefused(f"pipeline_parallel_size is {inputs.pipeline_parallel_size}: the model has {layers} layers")
 
 
 @dataclass(frozen=True)
@@ -208,18 +229,21 @@ def _static(inputs: PlanInputs, cache: _Cache) -> _Static:
         line=PoolLine(pool_bytes=memory, static_bytes=(weights_gib + remains) * GIB),
         weights_gib=weights_gib,
         sums=(
-            Sum("memory of a GPU", f"{memory / GIB:.2f} GiB", "free before the server loads"),
+            Sum(f"memory of a {_rank(inputs)}", f"{memory / GIB:.2f} GiB", "free before the server loads"),
             Sum(
                 "weights",
                 f"{weights_gib:.2f} GiB",
                 f"{total / 1e9:,.1f} GB in all ({source}), of which {estimate.rank_share:.2%} on the fullest of "
-                f"{ranks.tensor * ranks.stages} rank{'s' if ranks.tensor * ranks.stages > 1 else ''}: divided, but for "
-                "what each holds whole",
+                f"{ranks.tensor * ranks.stages} rank{'s' if ranks.tensor * ranks.stages > 1 else ''}, copies included",
             ),
             *([Sum("left by loading", f"{remains:.2f} GiB", "as on the reference deployment")] if remains else []),
         ),
         estimated=() if inputs.weights_bytes else ("the weights, from the configuration",),
     )
+
+
+def _rank(inputs: PlanInputs) -> str:
+    return "GPU" if inputs.device == "cuda" else "CPU's host"
 
 
 def _row(inputs: PlanInputs, attention: Attention, observed: ObservedPool) -> PoolRow:
@@ -345,6 +369,8 @@ def _refusals(inputs: PlanInputs, cache: _Cache, static: _Static, gpu: _Gpu) -> 
             f"{inputs.ranks} GPUs are needed, {inputs.gpus} are there: tensor {inputs.tensor_parallel_size} x pipeline "
             f"{inputs.pipeline_parallel_size} x data {inputs.data_parallel_size}"
         )
+    if cache.drafter is not None and inputs.pipeline_parallel_size > 1:
+        yield f"pipeline_parallel_size {inputs.pipeline_parallel_size}: SGLang has EAGLE-3 on one pipeline stage only"
     held_gib = static.line.static_bytes / GIB + cache.drafter_gib
     if gpu.tokens <= 0:
         least = held_gib / static.memory_gib
@@ -421,6 +447,8 @@ class _Host:
 
 
 def _host(inputs: PlanInputs, phase: Phase) -> _Host:
+    if inputs.device == "cpu":  # its memory is the host's, and the hierarchical cache needs CUDA
+        return _Host(0, None, None)
     asked = 0 if phase == "capture" else inputs.hicache_size_gb_per_rank or 0
     if inputs.host_ram_gb is None:
         if asked:
@@ -443,7 +471,7 @@ def _host(inputs: PlanInputs, phase: Phase) -> _Host:
         refusals=(problem,) if asked and problem else (),
         sums=(
             Sum("host memory", f"{available:g} GB", f"of which loading takes {loading_gb:g} GB ({how})"),
-            Sum("hierarchical cache", f"{asked * inputs.ranks:,} GB", f"{inputs.ranks} ranks x {asked} GB per rank"),
+            Sum("hierarchical cache", f"{asked * inputs.ranks:,} GB", f"{inputs.ranks} x {asked} GB per rank"),
             Sum("safe per rank", f"{safe} GB", hicache_sum(available, loading_gb, inputs.ranks)),
         ),
         estimated=("the host memory that loading takes",) if estimated else (),
@@ -453,3 +481,44 @@ def _host(inputs: PlanInputs, phase: Phase) -> _Host:
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """The worst of some verdicts."""
     return max(verdicts, key=VERDICTS.index)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """The largest fraction that fits in every phase, the largest safe hierarchical cache, and how to drive it.
+
+    ``concurrency`` is how many requests a client should keep in flight, None where the lengths are not known.
+    """
+
+    mem_fraction_static: float
+    hicache_size_gb_per_rank: int | None
+    concurrency: int | None
+    max_total_num_tokens: int
+    reason: str
+
+
+def suggest(inputs: PlanInputs, phases: Iterable[Phase]) -> Suggestion | None:
+    """What to serve with, or None where no fraction fits. The KV type stays at full precision, whatever was asked.
+
+    Raises:
+        BadInput: the server is for a CPU, whose memory others use too.
+    """
+    if inputs.device != "cuda":
+        raise BadInput("device is cpu: a fraction is suggested for GPUs, which a server has to itself")
+    wanted = list(phases)
+    kind = inputs.kv_cache_dtype if inputs.kv_cache_dtype in FULL_PRECISION_KV else "auto"
+    plain = replace(inputs, kv_cache_dtype=kind, hicache_size_gb_per_rank=None)
+    for hundredths in range(99, 0, -1):
+        asked = replace(plain, mem_fraction_static=hundredths / 100)
+        plans = [plan_memory(asked, phase) for phase in wanted]
+        if worst(plan.verdict for plan in plans) == "fits":
+            tightest = min(plans, key=lambda plan: plan.headroom_gib)
+            running = plans[0].concurrent_requests
+            return Suggestion(
+                mem_fraction_static=asked.mem_fraction_static,
+                hicache_size_gb_per_rank=plans[0].hicache_safe_gb_per_rank,
+                concurrency=None if running is None else QUEUE_FACTOR * running,
+                max_total_num_tokens=plans[0].max_total_num_tokens,
+                reason=f"{tightest.phase}: {tightest.reasons[0]}",
+            )
+    return None

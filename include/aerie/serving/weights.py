@@ -129,7 +129,7 @@ def _parts(config: ModelConfig, ranks: Ranks, quantised: "_Quantisation") -> Ite
 def _experts(
     config: ModelConfig, ranks: Ranks, quantised: "_Quantisation", *, sparse: int, sparse_here: int
 ) -> Iterator[Part]:
-    hidden, experts = config.count("hidden_size"), _expert_count(config)
+    hidden, experts = config.count("hidden_size"), expert_count(config)
     width = config.count("moe_intermediate_size" if config.has("moe_intermediate_size") else "intermediate_size")
     expert = 3 * hidden * width * experts
     # Divided by experts, by their width, or both: one rank holds the same.
@@ -140,7 +140,12 @@ def _experts(
     yield Part("router", router * sparse, router * sparse_here, quantised.plain)
 
 
-def _expert_count(config: ModelConfig) -> int:
+def expert_count(config: ModelConfig) -> int:
+    """Routed experts of a layer; 0 for a dense model.
+
+    Raises:
+        BadInput: the field makes no sense; the message names it.
+    """
     for name in EXPERT_COUNT_FIELDS:
         if config.has(name):
             return config.count(name, least=0)
@@ -155,7 +160,7 @@ def _shared_width(config: ModelConfig, width: int) -> int:
 
 def _sparse_layers(config: ModelConfig, layers: int) -> int:
     """Layers with experts."""
-    if not _expert_count(config):
+    if not expert_count(config):
         return 0
     first = config.count("first_k_dense_replace", default=0, least=0)
     every = config.count("decoder_sparse_step" if config.has("decoder_sparse_step") else "moe_layer_freq", default=1)

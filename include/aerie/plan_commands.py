@@ -1,0 +1,364 @@
+"""``aerie plan``: the memory plan, the commands and the timeline, before anything starts. Heavy imports stay inside."""
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from aerie.errors import BadInput
+
+if TYPE_CHECKING:
+    from aerie.plans import Machine, Subject, WholePlan
+    from aerie.serving.timeline import Range
+
+REFUSED = 1
+ASSUMED_CONTEXT_TOKENS = 32_768
+"""Context length of a model whose configuration does not say ``max_position_embeddings``."""
+
+
+def _number(option: str, what: str, *, least: float = 0.0, below: float = math.inf) -> Callable[[str], float]:
+    """A parser of finite numbers above ``least`` and below ``below``; its error is one line that names the option."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least < value < below:
+            raise BadInput(f"{option} is {text!r}: expected {what}")
+        return value
+
+    return parse
+
+
+def _count(option: str) -> Callable[[str], int]:
+    """A parser of whole numbers above zero."""
+
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) == 0:
+            raise BadInput(f"{option} is {text!r}: expected a whole number above 0")
+        return int(text)
+
+    return parse
+
+
+def _rate(text: str) -> "Range":
+    """A rate, or two bounds with a hyphen between."""
+    from aerie.serving.timeline import Range
+
+    parse = _number("--rate", "tokens per second above 0, or LOW-HIGH such as 930-1350")
+    low, hyphen, high = text.partition("-")
+    bounds = Range(parse(low), parse(high) if hyphen else parse(low))
+    if bounds.low > bounds.high:
+        raise BadInput(f"--rate is {text!r}: expected LOW-HIGH, the lower first")
+    return bounds
+
+
+def _observation(text: str) -> tuple[str, int]:
+    """``FRACTION[:KV-TYPE]=TOKENS``, as ``serving.observed`` writes it."""
+    from aerie.serving.attention import KV_DTYPE_BYTES
+
+    key, _, tokens = text.partition("=")
+    fraction, _, kind = key.partition(":")
+    if kind and kind not in KV_DTYPE_BYTES:
+        raise BadInput(f"--observed is {text!r}: KV type {kind!r} is not known: expected {', '.join(KV_DTYPE_BYTES)}")
+    parse = _number("--observed", f"FRACTION=TOKENS or FRACTION:KV-TYPE=TOKENS, found {text!r}", below=1)
+    return f"{parse(fraction):g}" + (f":{kind}" if kind else ""), _count(f"--observed {key}")(tokens)
+
+
+def _counted(name: str, text: str) -> Any:
+    return typer.Option(name, parser=_count(name), metavar="N", help=text)
+
+
+def _measured(name: str, what: str, text: str, *, below: float = math.inf) -> Any:
+    return typer.Option(name, parser=_number(name, what, below=below), metavar="X", help=text)
+
+
+ABOVE_ZERO = "a number above 0"
+
+
+def plan(
+    model: Annotated[Path | None, typer.Option(help="Folder of the checkpoint, or its config.json.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Family; without --model also its bundled config.json.")] = None,
+    preset: Annotated[str | None, typer.Option(help="A configuration that ships (default: AERIE_CONFIG).")] = None,
+    gpus: Annotated[int | None, _counted("--gpus", "GPUs (default: those of this machine).")] = None,
+    gpu_memory_gib: Annotated[
+        float | None, _measured("--gpu-memory-gib", ABOVE_ZERO, "GiB that one GPU has free before the server loads.")
+    ] = None,
+    tp: Annotated[int | None, _counted("--tp", "Tensor-parallel ranks (default: all GPUs).")] = None,
+    dp: Annotated[int | None, _counted("--dp", "Replicas, each on GPUs of its own.")] = None,
+    attention_dp: Annotated[
+        int | None, _counted("--attention-dp", "Data-parallel attention: groups inside the tensor-parallel ranks.")
+    ] = None,
+    pp: Annotated[int | None, _counted("--pp", "Pipeline stages.")] = None,
+    ep: Annotated[int | None, _counted("--ep", "Expert-parallel groups inside the tensor-parallel ranks.")] = None,
+    mem_fraction: Annotated[
+        float | None, _measured("--mem-fraction", "a fraction between 0 and 1", "Memory fraction.", below=1)
+    ] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="Type of the KV cache: auto, bf16, fp8_e4m3, ...")] = None,
+    allow_quantised_kv: Annotated[
+        str | None, typer.Option(help="Why a KV type that changes what the verifier writes is allowed; recorded.")
+    ] = None,
+    page_size: Annotated[int | None, _counted("--page-size", "Tokens in a page of the KV pool.")] = None,
+    chunked_prefill_size: Annotated[int | None, _counted("--chunked-prefill-size", "Tokens of a prefill.")] = None,
+    cuda_graph_max_bs: Annotated[
+        int | None, _counted("--cuda-graph-max-bs", "Largest batch that decode graphs are captured for.")
+    ] = None,
+    max_running_requests: Annotated[
+        int | None, _counted("--max-running-requests", "Most requests that run at once.")
+    ] = None,
+    weights_gib: Annotated[
+        float | None, _measured("--weights-gib", ABOVE_ZERO, "GiB of the checkpoint (default: on disk, or estimated).")
+    ] = None,
+    host_ram_gb: Annotated[
+        float | None, _measured("--host-ram-gb", ABOVE_ZERO, "Host memory for the server, in all, in GB.")
+    ] = None,
+    host_loading_gb: Annotated[
+        float | None, _measured("--host-loading-gb", ABOVE_ZERO, "Host memory of it that loading takes, in GB.")
+    ] = None,
+    hicache_size: Annotated[int | None, _counted("--hicache-size", "Hierarchical cache in GB per rank.")] = None,
+    prompt_tokens: Annotated[
+        float | None, _measured("--prompt-tokens", ABOVE_ZERO, "Typical length of a prompt.")
+    ] = None,
+    response_tokens: Annotated[
+        float | None, _measured("--response-tokens", ABOVE_ZERO, "Typical length of a response.")
+    ] = None,
+    rate: Annotated[
+        Any, typer.Option(parser=_rate, metavar="X|LOW-HIGH", help="Response tokens a second, over all requests.")
+    ] = None,
+    observed: Annotated[
+        list[Any] | None,
+        typer.Option(
+            parser=_observation,
+            metavar="FRACTION[:KV-TYPE]=TOKENS",
+            help="What a server of this model reported; two give the rest without GPU memory or weights.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A prompts.parquet, to tell what a prefix cache can save.")
+    ] = None,
+    drafter: Annotated[
+        Path | None, typer.Option(help="Folder of the drafter (default: estimated from the verifier).")
+    ] = None,
+    phase: Annotated[
+        Literal["generate", "capture", "benchmark", "deploy"] | None, typer.Option(help="One phase (default: all).")
+    ] = None,
+    suggest: Annotated[bool, typer.Option("--suggest", help="Find the largest safe sizes.")] = False,
+    layout: Annotated[Literal["text", "compose"], typer.Option("--format", help="Tables, or a Compose file.")] = "text",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as one JSON document.")] = False,
+) -> None:
+    """Show what a server will hold and how long a run takes; exit 0 fits or tight, 1 refused, 2 bad input."""
+    from aerie.plans import PHASES, make_plan, observations_of
+    from aerie.settings.machine import server_folder
+
+    if as_json and layout == "compose":
+        raise BadInput("--json and --format compose are two documents: ask for one")
+    subject = _subject(model, profile, preset)
+    serving: dict[str, Any] = {
+        "data_parallel_size": dp,
+        "attention_data_parallel_size": attention_dp,
+        "pipeline_parallel_size": pp,
+        "expert_parallel_size": ep,
+        "mem_fraction_static": mem_fraction,
+        "kv_cache_dtype": kv_dtype,
+        "allow_quantised_kv": allow_quantised_kv,
+        "page_size": page_size,
+        "chunked_prefill_size": chunked_prefill_size,
+        "cuda_graph_max_batch_size": cuda_graph_max_bs,
+        "max_running_requests": max_running_requests,
+        "host_ram_gb": host_ram_gb,
+        "host_loading_gb": host_loading_gb,
+        "hicache_size_gb_per_rank": hicache_size,
+        "observed": dict(observed) if observed else None,
+        "tensor_parallel_size": tp,
+    }
+    subject = _with(subject, serving, weights_gib=weights_gib, drafter=drafter)
+    machine = _machine(subject, gpus=gpus, gpu_memory_gib=gpu_memory_gib)
+    if tp is None and subject.settings is None:
+        subject = _with(subject, {"tensor_parallel_size": _all_gpus(subject, machine)})
+    whole = make_plan(
+        subject,
+        machine,
+        phases=(phase,) if phase else PHASES,
+        lengths=(prompt_tokens, response_tokens),
+        rate=rate,
+        observations=observations_of(subject, server_folder()) if machine.here else (),
+        overlap=_overlap(prompts),
+        suggestion_asked=suggest,
+    )
+    _print(whole, layout="json" if as_json else layout)
+    if whole.verdict == "refused":
+        raise typer.Exit(REFUSED)
+
+
+def _subject(model: Path | None, profile: str | None, preset: str | None) -> "Subject":
+    """What is planned: a checkpoint or a family's bundled configuration, a preset, or the configuration in use."""
+    from aerie.artefacts.layout import EditionFiles
+    from aerie.plans import subject_of_settings
+    from aerie.settings.machine import data_root, settings_path
+    from aerie.settings.pipeline import load_settings
+    from aerie.settings.presets import preset_path
+
+    if preset is not None and (model is not None or profile is not None):
+        raise BadInput("--preset names model and profile: leave out --model and --profile")
+    if model is not None or profile is not None:
+        return _subject_of_model(model, profile)
+    path = preset_path(preset) if preset is not None else settings_path()
+    return subject_of_settings(load_settings(path), edition_folder=EditionFiles(data_root(), "main").folder)
+
+
+def _subject_of_model(model: Path | None, profile_name: str | None) -> "Subject":
+    from aerie.plans import Subject
+    from aerie.serving.model_config import ModelConfig, read_model_config
+    from aerie.serving.weights import weights_on_disk
+    from aerie.settings.bundled import bundled_config
+    from aerie.settings.pipeline import ServingSettings
+    from aerie.settings.profile import load_profile, profile_names
+
+    notes = []
+    if model is not None:
+        config = read_model_config(model)
+        folder = (model if model.is_dir() else model.parent).resolve()
+        name, weights = str(model), weights_on_disk(folder)
+    else:
+        config = ModelConfig.of(bundled_config(str(profile_name)), where=f"bundled config.json of {profile_name}")
+        name, folder, weights = str(profile_name), Path("/models") / str(profile_name), None
+        notes.append(f"planned from the config.json that ships; {folder} stands for where the checkpoint will be")
+    family = profile_name if profile_name in profile_names() else None
+    if model is not None and profile_name is not None and family is None:
+        load_profile(profile_name)  # says which there are
+    profile = load_profile(family) if family else None
+    if config.has("max_position_embeddings"):
+        context = config.count("max_position_embeddings")
+    else:
+        context = ASSUMED_CONTEXT_TOKENS
+        notes.append(f"{config.where} has no max_position_embeddings: {context:,} are taken")
+    return Subject(
+        name=name,
+        config=config,
+        path=folder,
+        dtype=_dtype(config.fields.get("dtype") or config.fields.get("torch_dtype") or config.outer.get("dtype")),
+        serving=ServingSettings(context_length=context),
+        profile=profile,
+        weights_bytes=weights,
+        notes=tuple(notes),
+    )
+
+
+def _dtype(named: Any) -> str:
+    from aerie.serving.weights import DTYPE_BYTES
+
+    kind = "bfloat16" if named is None else named
+    if kind not in DTYPE_BYTES:
+        raise BadInput(f"config.json: dtype is {kind!r}: expected one of {', '.join(DTYPE_BYTES)}")
+    return str(kind)
+
+
+def _with(
+    subject: "Subject", serving: dict[str, Any], *, weights_gib: float | None = None, drafter: Path | None = None
+) -> "Subject":
+    """The same with what was given on the command line."""
+    from dataclasses import replace
+
+    from pydantic import ValidationError
+
+    from aerie.serving.headroom import GIB
+    from aerie.serving.model_config import read_model_config
+    from aerie.serving.plan_inputs import DrafterInputs
+    from aerie.settings.pipeline import ServingSettings
+
+    given = {name: value for name, value in serving.items() if value is not None}
+    try:
+        changed = ServingSettings.model_validate({**subject.serving.model_dump(), **given})
+    except ValidationError as error:
+        wrong = "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in error.errors())
+        raise BadInput(f"{subject.name}: {wrong}") from error
+    changes: dict[str, Any] = {"serving": changed}
+    if weights_gib is not None:
+        changes["weights_bytes"] = weights_gib * GIB
+    if drafter is not None:
+        changes |= {"drafter": DrafterInputs(config=read_model_config(drafter)), "drafter_path": drafter.resolve()}
+    return replace(subject, **changes)
+
+
+def _machine(subject: "Subject", *, gpus: int | None, gpu_memory_gib: float | None) -> "Machine":
+    """The GPUs that were given, or those of this machine where they are needed and nothing was given.
+
+    Raises:
+        BadInput: too little was given, and this machine has no GPU.
+    """
+    from dataclasses import replace
+
+    from aerie.plans import Machine
+    from aerie.serving.host import host_facts, host_facts_of
+    from aerie.settings.machine import python_of
+
+    serving = subject.serving
+    if serving.device == "cpu":
+        return Machine.of_facts(host_facts(), device="cpu")
+    needed = serving.tensor_parallel_size * serving.pipeline_parallel_size * serving.data_parallel_size
+    known = gpu_memory_gib is not None or len({key.partition(":")[0] for key in serving.observed}) > 1
+    if known and (gpus is not None or subject.settings is not None or needed > 1):
+        return Machine(gpus if gpus is not None else needed, gpu_memory_gib)
+    found = Machine.of_facts(host_facts_of(python_of("serve")), device="cuda")
+    if not found.gpus:
+        wanted = {"--gpus": gpus is not None, "--gpu-memory-gib": known}
+        missing = " and ".join(option for option, there in wanted.items() if not there)
+        raise BadInput(f"{found.source}: give {missing} of the machine that is planned for")
+    if gpu_memory_gib is not None:
+        return Machine(gpus or found.gpus, gpu_memory_gib, found.host_ram_gb)
+    return replace(found, gpus=gpus or found.gpus)
+
+
+def _all_gpus(subject: "Subject", machine: "Machine") -> int:
+    serving = subject.serving
+    others = serving.data_parallel_size * serving.pipeline_parallel_size
+    gpus = machine.gpus or 1
+    if gpus % others:
+        raise BadInput(f"--gpus {gpus} cannot be divided by --dp x --pp = {others}: give --tp")
+    return max(1, gpus // others)
+
+
+def _overlap(prompts: Path | None) -> Any:
+    from aerie.artefacts.prompts import iterate_prompt_tokens
+    from aerie.serving.prefixes import prefix_overlap
+
+    if prompts is None:
+        return None
+    return prefix_overlap(row.prompt_ids for row in iterate_prompt_tokens(prompts) if row.skip_reason is None)
+
+
+def _print(whole: "WholePlan", *, layout: str) -> None:
+    import json
+
+    import yaml
+    from rich.console import Console
+
+    from aerie.plan_report import document_of, render
+    from aerie.plans import DEFAULT_PORT
+    from aerie.serving.compose import compose_document
+    from aerie.settings.machine import aerie_home
+
+    python = aerie_home() / "envs" / "serve" / "bin" / "python"
+    if layout == "json":
+        typer.echo(json.dumps(document_of(whole, python), indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    if layout == "text":
+        console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+        for part in render(whole, python):
+            console.print(part)
+        return
+    for phase, plan in whole.phases.items():
+        if plan.verdict == "refused":
+            typer.echo(f"aerie: no service for {phase}: {'; '.join(plan.reasons)}", err=True)
+    document = compose_document(
+        whole.servers,
+        default_port=DEFAULT_PORT,
+        gpus=whole.machine.gpus or 1,
+        host_ram_gb=whole.face.host_available_gb,
+        states=whole.subject.states,
+    )
+    sys.stdout.write(yaml.safe_dump(document, sort_keys=False, width=120))
