@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from aerie.errors import BadInput
 from aerie.serving.calibration import deviation
 from aerie.serving.client import ServerHandle, ensure_server
-from aerie.serving.observations import Observation
 from aerie.serving.plan import DrafterPlan, Phase, ServerPlan
 from aerie.serving.probing import probing_of
 from aerie.settings.machine import python_of
@@ -58,14 +57,21 @@ def ensure_configured(
         start_timeout_seconds=settings.serving.start_timeout_seconds,
         report=events.progress,
     )
-    if handle.observation is not None:
-        events.observation(handle.observation.model_dump(mode="json"))
-        if not handle.reused:
-            _compare_with_plan(handle.observation, events)
+    hand_on_observation(handle, events)
     return handle
 
 
-def _compare_with_plan(observation: Observation, events: Events) -> None:
+def hand_on_observation(handle: ServerHandle, events: Events) -> None:
+    """Hand on to the store what the server's launch turned out to hold, and tell of a new one how well it was planned.
+
+    Every stage that uses the server does so: the store keeps a launch once.
+    """
+    observation = handle.observation
+    if observation is None:
+        return
+    events.observation(observation.model_dump(mode="json"))
+    if handle.reused:
+        return
     if told := deviation(observation):
         events.alert("kv_pool_off_plan", told)
     else:
