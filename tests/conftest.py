@@ -1,5 +1,6 @@
 """Fixtures for every area. Imports are lazy: a test directory runs in one of three environments."""
 
+import os
 import shutil
 import signal
 import tempfile
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from aerie.local.postgres import Cluster
 
 TEMPLATE = "aerie_template"
+
+# Whatever a stack on this machine was last started with.
+os.environ.setdefault("AERIE_CONFIG", str(Path(__file__).parents[1] / "demo" / "config.yaml"))
 
 
 @pytest.fixture(scope="session")

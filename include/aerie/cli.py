@@ -1,5 +1,6 @@
 """The command line. Heavy imports stay inside the commands: ``aerie stage`` runs in three environments."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from aerie.model_commands import fetch_model
 from aerie.plan_commands import plan
 from aerie.profile_commands import profiles
 from aerie.quarantine_commands import app as quarantine
+from aerie.settings.presets import DEFAULT_PRESET
 from aerie.sources_commands import sources
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -37,17 +39,23 @@ def setup() -> None:
 
 
 @app.command()
-def up() -> None:
+def up(
+    preset: Annotated[
+        str | None, typer.Option(help="Configuration that ships with Aerie (default: AERIE_CONFIG, else the last one).")
+    ] = None,
+) -> None:
     """Start PostgreSQL and Airflow, re-using what runs."""
     from aerie.local.stack import up as start
 
-    configuration = start(say)
+    configuration = start(say, preset=preset)
     typer.echo(f"Airflow: {configuration.airflow_url}  user admin  password {configuration.airflow_password}")
 
 
 @app.command()
 def down(
-    purge: Annotated[bool, typer.Option(help="Also remove databases, data and environments made here.")] = False,
+    purge: Annotated[
+        bool, typer.Option(help="Also remove databases, data and environments made here; checkpoints stay.")
+    ] = False,
 ) -> None:
     """Stop everything that Aerie started here, and nothing else."""
     from aerie.local.stack import down as stop
@@ -79,7 +87,8 @@ def demo(
     """Run the main job on the sample sources and leave Airflow's UI open."""
     from aerie.local.watched_run import run_pipeline
 
-    if not run_pipeline(say, {}, once=once, summary_path=json):
+    preset = None if os.environ.get("AERIE_CONFIG") else DEFAULT_PRESET
+    if not run_pipeline(say, {}, once=once, summary_path=json, preset=preset):
         raise typer.Exit(1)
 
 

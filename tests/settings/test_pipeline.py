@@ -83,9 +83,9 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path, change, message):
 
 
 def test_a_path_may_name_a_variable_and_is_then_not_beside_its_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("DISK", "/mnt/disk")
+    monkeypatch.setenv("DISK", "/srv/disk")
     path = changed(tmp_path, lambda document: document["publish"].update(folder="${DISK}/drafters"))
-    assert load_settings(path).publish.folder == Path("/mnt/disk/drafters")
+    assert load_settings(path).publish.folder == Path("/srv/disk/drafters")
 
 
 def test_data_sets_have_one_order_wherever_they_stand_in_the_file(tmp_path):

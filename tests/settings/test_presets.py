@@ -112,8 +112,8 @@ def test_a_presets_folders_follow_the_environment(monkeypatch):
     settings = load(KIMI)
     assert str(settings.verifier.path) == "/srv/aerie/models/Kimi-K2.5"
     assert str(settings.publish.folder) == "/srv/aerie/published"
-    monkeypatch.setenv("AERIE_MODELS", "/mnt/models")
-    assert str(load(KIMI).verifier.path) == "/mnt/models/Kimi-K2.5"
+    monkeypatch.setenv("AERIE_MODELS", "/srv/models")
+    assert str(load(KIMI).verifier.path) == "/srv/models/Kimi-K2.5"
 
 
 def test_rows_fit_from_generation_to_training():

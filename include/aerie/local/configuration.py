@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from aerie.artefacts.files import write_text
 from aerie.errors import BadInput
 from aerie.local.postgres import Cluster, free_port, is_free
-from aerie.settings.machine import PROJECT_ROOT, aerie_home
+from aerie.settings.machine import PROJECT_ROOT, aerie_home, settings_path
 
 DEFAULT_AIRFLOW_PORT = 8080
 STACK_ID_VARIABLE = "AERIE_STACK_ID"
@@ -163,6 +163,7 @@ class StackConfiguration(BaseModel):
             **variables,
             "AIRFLOW_HOME": str(airflow_home),
             "AERIE_HOME": str(home),
+            "AERIE_CONFIG": str(settings_path().absolute()),
             "AERIE_DATABASE_URL": self.database_url,
             "PYTHONPATH": f"{PROJECT_ROOT / 'include'}{os.pathsep}{PROJECT_ROOT / 'plugins'}",
             "PATH": f"{home / 'envs' / 'airflow' / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",

@@ -23,11 +23,19 @@ from aerie.local.configuration import (
     private_folder,
     temporary_folder,
 )
+from aerie.local.pipeline_settings import (
+    choose_settings,
+    describe_settings,
+    missing_verifier,
+    remember_settings,
+    require_same_settings,
+)
 from aerie.local.postgres import ensure_database
 from aerie.local.supervisor import COMPONENTS, STOP_GRACE_SECONDS, SupervisorState, read_state, state_path
 from aerie.processes import ProcessIdentity, stop_trees
 from aerie.serving.lease import read_lease
-from aerie.settings.machine import aerie_home, server_folder
+from aerie.settings.machine import aerie_home, models_root, server_folder, stack_settings_path
+from aerie.settings.pipeline import load_settings
 from aerie.store.migrate import migrate
 
 HEALTH_SECONDS = 240
@@ -45,18 +53,31 @@ def exclusive() -> Iterator[None]:
         yield
 
 
-def up(report: Report) -> StackConfiguration:
+def up(report: Report, *, preset: str | None = None) -> StackConfiguration:
     """Bring the stack up, re-using what runs, and return its configuration.
 
+    Args:
+        report: told what happens.
+        preset: the pipeline's configuration, by name; None takes ``AERIE_CONFIG``, else the one of the last time.
+
     Raises:
+        BadInput: the pipeline's configuration is wrong, or another than that of the stack that runs.
         AerieError: a part of it does not start; the message names its log.
     """
     with exclusive():
+        chosen = choose_settings(preset)
+        settings = load_settings(chosen)
         configuration = StackConfiguration.load_or_make()
         state = read_state()
         if state is None or state.supervisor.find() is None:
             _sweep(configuration, state)
+            remember_settings(chosen)
             configuration = _start(configuration, report)
+        else:
+            require_same_settings(chosen)
+        report(f"configuration {describe_settings(chosen)}")
+        for line in missing_verifier(settings.verifier):
+            report(line)
         api = AirflowApi(configuration.airflow_url, configuration.airflow_password)
         _wait_until_healthy(api)
         for name, (slots, description) in POOLS.items():
@@ -141,8 +162,11 @@ def down(report: Report, *, purge: bool) -> None:
             report(f"removing {private_folder()} and {aerie_home()}")
             shutil.rmtree(private_folder(), ignore_errors=True)
             for path in aerie_home().iterdir():
-                if path.name not in ("envs", "run"):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                # Downloaded checkpoints take hours to come again, and nothing else depends on them.
+                if path == models_root():
+                    report(f"the checkpoints in {path} stay: remove them yourself")
+                elif path.name not in ("envs", "run"):
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             shutil.rmtree(aerie_home() / "envs", ignore_errors=True)
             shutil.rmtree(aerie_home() / "run", ignore_errors=True)
 
@@ -176,7 +200,8 @@ def status() -> dict[str, str]:
         return {"stack": "not set up here; ./aerie up starts it"}
     configuration = StackConfiguration.load_or_make()
     state = read_state()
-    parts = {"PostgreSQL": _describe(configuration.cluster.identity(), f"127.0.0.1:{configuration.postgres_port}")}
+    parts = {"configuration": describe_settings(stack_settings_path())}
+    parts["PostgreSQL"] = _describe(configuration.cluster.identity(), f"127.0.0.1:{configuration.postgres_port}")
     if os.environ.get("AERIE_DATABASE_URL"):
         parts["PostgreSQL"] = "external (AERIE_DATABASE_URL)"
     for name in COMPONENTS:

@@ -29,7 +29,9 @@ EditionCounts = Mapping[tuple[str, str], LedgerCounts]
 Report = Callable[[str], None]
 
 
-def run_pipeline(report: Report, parameters: Mapping[str, Any], *, once: bool, summary_path: Path | None) -> bool:
+def run_pipeline(
+    report: Report, parameters: Mapping[str, Any], *, once: bool, summary_path: Path | None, preset: str | None = None
+) -> bool:
     """Run the pipeline with these parameters of its form and print the summary; True when the run succeeded.
 
     A run with the same parameters that an interrupted command left going is watched to its end instead of starting a
@@ -37,7 +39,7 @@ def run_pipeline(report: Report, parameters: Mapping[str, Any], *, once: bool, s
     """
     started = time.monotonic()
     try:
-        configuration = stack.up(report)
+        configuration = stack.up(report, preset=preset)
         summary = _run(configuration, report, started, parameters)
         path = summary_path or run_folder(summary["run_id"]) / "summary.json"
         write_text(path, json.dumps({key: value for key, value in summary.items() if key != "run_id"}, indent=2) + "\n")

@@ -34,7 +34,8 @@ def plan_configured(
     except ValidationError as error:
         raise BadInput(f"{where}: {'; '.join(one['msg'] for one in error.errors())}") from error
     except OSError as error:
-        raise BadInput(f"{where}: {settings.verifier.path} cannot be read: {error}") from error
+        verifier = settings.verifier
+        raise BadInput(f"{where}: {verifier.path} cannot be read: {error}; {verifier.where_from}") from error
 
 
 def ensure_configured(

@@ -37,9 +37,21 @@ def run_folder(run_id: str) -> Path:
     return aerie_home() / "runs" / run_id.replace("/", "_").replace(":", "-")
 
 
+def chosen_settings() -> Path:
+    """A link to the configuration that the local stack was last started with; the demo's where there is none."""
+    return aerie_home() / "config.yaml"
+
+
 def settings_path() -> Path:
-    """The pipeline's configuration (``AERIE_CONFIG``, default the demo's)."""
-    return Path(os.environ.get("AERIE_CONFIG", PROJECT_ROOT / "demo" / "config.yaml"))
+    """The pipeline's configuration: ``AERIE_CONFIG``, else the one that the local stack was last started with."""
+    given = os.environ.get("AERIE_CONFIG")
+    return Path(given) if given else stack_settings_path()
+
+
+def stack_settings_path() -> Path:
+    """The configuration that the local stack was last started with, the demo's where it never was."""
+    chosen = chosen_settings()
+    return chosen.readlink() if chosen.is_symlink() else PROJECT_ROOT / "demo" / "config.yaml"
 
 
 def python_of(environment: Literal["airflow", "serve", "model"]) -> Path:

@@ -120,6 +120,13 @@ class VerifierSettings(Frozen):
             )
         return self
 
+    @property
+    def where_from(self) -> str:
+        """What to do where the checkpoint is not there."""
+        if self.huggingface is None:
+            return "set verifier.path of the configuration to its folder"
+        return f"get {self.huggingface} with ./aerie fetch-model"
+
     def load_profile(self) -> Profile:
         """Profile of the verifier's family."""
         return load_profile(self.profile)
