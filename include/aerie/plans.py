@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from aerie.errors import BadInput
 from aerie.hidden_states.protocol import forward_hooks
+from aerie.serving.calibration import STARTUP_BYTES
 from aerie.serving.errors import PlanRefused
 from aerie.serving.headroom import GIB
 from aerie.serving.host import HostFacts
@@ -265,9 +266,9 @@ def _with_observations(inputs: PlanInputs, observations: Sequence[Observation]) 
     ]
     if not same:
         return inputs
-    latest = same[-1]
-    pool = ObservedPool(latest.mem_fraction_static, latest.kv_cache_dtype, latest.max_total_num_tokens)
-    return replace(inputs, gpu_memory_gib=latest.memory_before_launch_bytes / GIB, observed=(pool,))
+    memory = (same[-1].memory_before_launch_bytes - STARTUP_BYTES["cuda"]) / GIB
+    pools = [ObservedPool(one.mem_fraction_static, one.kv_cache_dtype, one.max_total_num_tokens) for one in same]
+    return replace(inputs, gpu_memory_gib=memory, observed=tuple(pools))
 
 
 def observations_of(subject: Subject, server_folder: Path) -> list[Observation]:
