@@ -28,8 +28,10 @@ def fake_command_line(plan: ServerPlan, python: Path, *, port: int) -> list[str]
     """The command of a fake server that turns out as planned; its behaviour is the plan's one extra argument."""
     (behaviour,) = plan.extra_arguments
     script = Path(__file__).with_name("fake_server.py")
+    sizes = plan.model_dump(include={"mem_fraction_static", "chunked_prefill_size", "max_running_requests"})
     return [
-        str(python), str(script), "--port", str(port), "--info", json.dumps(fake_info(plan)), "--behaviour", behaviour
+        str(python), str(script), "--port", str(port), "--info", json.dumps(fake_info(plan)),
+        "--sizes", json.dumps(sizes), "--behaviour", behaviour,
     ]  # fmt: skip
 
 

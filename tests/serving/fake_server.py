@@ -1,6 +1,6 @@
 """A process that answers like SGLang, fast, and fails as it is told: for tests of how failures are handled.
 
-``python fake_server.py --port N --info JSON --behaviour NAME [--served-model-name TOKEN]``
+``python fake_server.py --port N --info JSON --sizes JSON --behaviour NAME [--served-model-name TOKEN]``
 """
 
 # ruff: noqa: T201 - its output is its log
@@ -36,6 +36,11 @@ BEHAVIOURS = (
     "corrupted cache",
     "no logprobs",
     "not a number",
+    "pool too large",
+    "prefill too large",
+    "prefill too large later",
+    "decode too large later",
+    "prefill always too large",
 )
 
 TOKEN_IDS = {
@@ -128,10 +133,29 @@ def say_that_a_worker_died() -> None:
     print("Received sigquit from a child process. It usually means the child failed.", flush=True)
 
 
+def out_of_memory(behaviour: str, sizes: dict[str, Any]) -> str | None:
+    """What a server of these sizes logs when its memory does not suffice."""
+    import server_logs as logs
+
+    prefill = logs.READY + logs.PREFILLS + logs.hit(logs.PREFILL, logs.OUT_OF_MEMORY)
+    decode = logs.READY + logs.DECODES + logs.hit(logs.DECODE, logs.OUT_OF_MEMORY)
+    pool = logs.LOADED + logs.hit(logs.POOLS, logs.OUT_OF_MEMORY)
+    fits = {
+        "pool too large": (pool, sizes.get("mem_fraction_static", 1) <= 0.85),
+        "prefill too large": (prefill, (sizes.get("chunked_prefill_size") or 8192) <= 4096),
+        "prefill too large later": (prefill, (sizes.get("chunked_prefill_size") or 8192) <= 4096),
+        "decode too large later": (decode, (sizes.get("max_running_requests") or 2048) <= 36),
+        "prefill always too large": (prefill, False),
+    }
+    log, enough = fits.get(behaviour, ("", True))
+    return None if enough else log
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     parser.add_argument("--info", type=json.loads)
+    parser.add_argument("--sizes", type=json.loads, default={})
     parser.add_argument("--behaviour", choices=BEHAVIOURS)
     parser.add_argument("--served-model-name")
     parser.add_argument("--weight-version")
@@ -156,6 +180,9 @@ def main() -> None:
     if options.behaviour == "worker dies later":
         time.sleep(3)
         say_that_a_worker_died()
+    if too_large := out_of_memory(options.behaviour, options.sizes):
+        time.sleep(3 if options.behaviour.endswith("later") else 0)
+        print(too_large, flush=True)
     while True:
         time.sleep(1)
 

@@ -3,8 +3,6 @@
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -12,45 +10,7 @@ import pytest
 from aerie.errors import Failed
 from aerie.serving.host import host_facts, host_facts_of
 
-
-class FakeNvml(SimpleNamespace):
-    """pynvml on a machine with GPUs, or with faults, which no test machine has."""
-
-    class NVMLError(Exception):
-        pass
-
-    class NVMLError_LibraryNotFound(NVMLError):  # noqa: N801 - pynvml's name
-        pass
-
-    class NVMLError_DriverNotLoaded(NVMLError):  # noqa: N801 - pynvml's name
-        pass
-
-    def __init__(self, *gpus: list[Any], fault: Exception | None = None, fault_later: Exception | None = None) -> None:
-        super().__init__(gpus=gpus, fault=fault, fault_later=fault_later)
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        if self.fault:
-            raise self.fault
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        return
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
-        return f"GPU of the test {handle}"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        if self.fault_later:
-            raise self.fault_later
-        return SimpleNamespace(total=96 * 2**30, used=2 * 2**30)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
-        return self.gpus[handle]
+from .fake_nvml import MAXIMUM_PID, FakeNvml, holding
 
 
 def test_this_machine_is_told_to_other_environments_as_to_itself() -> None:
@@ -72,11 +32,10 @@ def test_interpreter_that_cannot_tell_is_named(tmp_path: Path) -> None:
 
 
 def test_gpus_come_with_the_processes_that_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = SimpleNamespace(pid=os.getpid(), usedGpuMemory=2**30)
-    gone = SimpleNamespace(pid=2**22 + 1, usedGpuMemory=None)  # beyond the largest pid
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([mine, gone], []))
+    unseen = holding(MAXIMUM_PID + 1, gib=None)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([holding(os.getpid()), unseen], []))
     first, second = host_facts().gpus
-    assert (first.index, first.total_bytes, first.used_bytes) == (0, 96 * 2**30, 2 * 2**30)
+    assert (first.index, first.total_bytes, first.used_bytes) == (0, 96 * 2**30, 2**30)
     assert (first.processes[0].pid, first.processes[0].memory_bytes) == (os.getpid(), 2**30)
     assert first.processes[0].name == psutil.Process().name()
     assert first.processes[0].owner == psutil.Process().username()

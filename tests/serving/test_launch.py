@@ -1,7 +1,6 @@
 """Starting and ending server processes, with fakes that fail as real ones do."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -38,7 +37,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     started: list[Launched] = []
 
     def start(plan: ServerPlan) -> Launched:
-        started.append(start_server(plan, python=PYTHON, logs=tmp_path / "logs"))
+        started.append(start_server(plan, python=PYTHON, folder=tmp_path))
         return started[-1]
 
     yield start
@@ -98,14 +97,6 @@ def test_a_later_process_with_the_same_pid_is_not_ours() -> None:
     finally:
         process.kill()
         process.wait()
-
-
-def test_taken_port_is_refused_before_the_start(launch: Launch, fake_plan: Make) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(LaunchFailed, match="is taken"):
-            launch(fake_plan(port=other.getsockname()[1]))
 
 
 def test_server_that_exits_is_explained_from_its_log(launch: Launch, fake_plan: Make) -> None:

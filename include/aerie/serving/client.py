@@ -35,6 +35,7 @@ from aerie.serving.lease import (
 )
 from aerie.serving.observations import Observation
 from aerie.serving.plan import INCLUDE, ServerPlan
+from aerie.serving.preflight import AS_MEASURED, PreflightOptions
 
 KEEPER_START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 120.0  # /ensure and /stop end a server first: up to 30 s of grace, 10 s of killing
@@ -151,6 +152,7 @@ def ensure_server(
     python: Path,
     lease_seconds: float = 300.0,
     start_timeout_seconds: float = 3600.0,
+    preflight: PreflightOptions = AS_MEASURED,
     report: Callable[[str], None] = lambda _: None,
 ) -> ServerHandle:
     """Hold a ready server of this plan: shared if there is one, started if not, waited for while others hold another.
@@ -162,9 +164,14 @@ def ensure_server(
         python: the serve environment's interpreter, for the keeper and the server.
         lease_seconds: how long the owner holds it without a renewal; waiting here renews.
         start_timeout_seconds: how long it may take to become ready, once it is the owner's turn.
-        report: told one line when the server is started, and one each minute while it loads or is waited for.
+        preflight: what the settings say of the server's host.
+        report: told one line when the server is started, each stage of its start, and one line each minute while it
+            loads or is waited for.
 
     Raises:
+        BadInput: a checkpoint's files are not whole.
+        PlanRefused: the plan does not fit the server's host.
+        MachineNotReady: the disk, the port or processes on the GPUs stand in the way.
         LaunchFailed: it ended, or cannot come up.
         NotReady: it did not become ready in time.
         WrongServer: what came up is not what was planned.
@@ -179,6 +186,7 @@ def ensure_server(
         "owner": owner,
         "lease_seconds": lease_seconds,
         "start_timeout_seconds": start_timeout_seconds,
+        "preflight": preflight.model_dump(mode="json"),
     }
 
     def ask() -> tuple[Keeper, Lease | None, Lease]:
@@ -237,7 +245,13 @@ def _wait_until_ready(
     report: Callable[[str], None],
 ) -> Lease:
     started, reported = time.monotonic(), time.monotonic()
-    while lease.state == "starting":
+    told = len(lease.progress) if lease.state == "ready" else 0  # how a shared server came up was told to others
+    while True:
+        for line in lease.progress[told:]:
+            report(f"server {lease.url}: {line}")
+        told = len(lease.progress)
+        if lease.state != "starting":
+            return _require_alive(lease)
         # The keeper gives up first and says why; this is for a keeper that has lost its mind.
         if time.monotonic() - started > timeout_seconds + KEEPER_START_SECONDS:
             raise NotReady(f"server {lease.url} is still starting after {timeout_seconds:g} s (log: {lease.log_path})")
@@ -246,7 +260,6 @@ def _wait_until_ready(
             reported = time.monotonic()
         time.sleep(POLL_SECONDS)
         lease = keeper.renew(lease.launch_token, owner=owner, lease_seconds=lease_seconds)
-    return _require_alive(lease)
 
 
 def _require_alive(lease: Lease) -> Lease:

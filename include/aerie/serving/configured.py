@@ -1,6 +1,6 @@
 """The server that the pipeline's settings ask for: planned, and ensured through its keeper."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,13 @@ from pydantic import ValidationError
 from aerie.errors import BadInput
 from aerie.serving.calibration import deviation
 from aerie.serving.client import ServerHandle, ensure_server
+from aerie.serving.errors import OutOfMemory
 from aerie.serving.plan import DrafterPlan, Phase, ServerPlan
+from aerie.serving.preflight import PreflightOptions
 from aerie.serving.probing import probing_of
+from aerie.serving.reductions import reduced, reductions_path
 from aerie.settings.machine import python_of
-from aerie.settings.pipeline import PipelineSettings
+from aerie.settings.pipeline import PipelineSettings, ServingSettings
 from aerie.stages import Events
 
 
@@ -43,23 +46,70 @@ def ensure_configured(
 ) -> ServerHandle:
     """Have a ready server of this plan, with the settings' lease and patience.
 
+    A plan that runs out of memory is tried once more, smaller, and stays smaller (``aerie.serving.reductions``).
+
     What it turned out to hold is handed on to the store; where that is not what was planned, a person is told.
 
     Raises:
+        OutOfMemory: the smaller plan does not fit either.
         AerieError: as ``ensure_server`` raises.
     """
     probing = probing_of(settings, folder)
-    handle = ensure_server(
-        plan.model_copy(update={"probing": probing}),
-        folder=folder,
-        owner=owner,
-        python=python_of("serve"),
-        lease_seconds=settings.serving.lease_seconds,
-        start_timeout_seconds=settings.serving.start_timeout_seconds,
-        report=events.progress,
-    )
+
+    def ensure(asked: ServerPlan) -> ServerHandle:
+        return ensure_server(
+            asked.model_copy(update={"probing": probing}),
+            folder=folder,
+            owner=owner,
+            python=python_of("serve"),
+            lease_seconds=settings.serving.lease_seconds,
+            start_timeout_seconds=settings.serving.start_timeout_seconds,
+            preflight=_preflight_options(settings.serving),
+            report=events.progress,
+        )
+
+    handle = ensure_or_smaller(plan, ensure, folder=folder, report=events.progress, alert=events.alert)
     hand_on_observation(handle, events)
     return handle
+
+
+def ensure_or_smaller(
+    plan: ServerPlan,
+    ensure: Callable[[ServerPlan], ServerHandle],
+    *,
+    folder: Path,
+    report: Callable[[str], None],
+    alert: Callable[[str, str], None],
+) -> ServerHandle:
+    """Have a server of the plan, or of the smaller one that is recorded where it runs out of memory; never silently.
+
+    Raises:
+        OutOfMemory: the smaller plan does not fit either.
+        AerieError: as ``ensure`` raises.
+    """
+    asked, reduction = reduced(folder, plan)
+    try:
+        handle = ensure(asked)
+    except OutOfMemory as failure:
+        asked, new = reduced(folder, plan)
+        if new is None or new == reduction:  # it was smaller already
+            raise
+        report(f"{type(failure).__name__}: {failure}; trying once more, smaller")
+        reduction = new
+        handle = ensure(asked)
+    if reduction is not None:
+        server = f"the {plan.phase} server {handle.url}"
+        message = f"{server} is smaller than planned: {reduction} (recorded in {reductions_path(folder)})"
+        report(message) if handle.reused else alert("out_of_memory", message)
+    return handle
+
+
+def _preflight_options(serving: ServingSettings) -> PreflightOptions:
+    return PreflightOptions(
+        host_ram_gb=serving.host_ram_gb,
+        host_loading_gb=serving.host_loading_gb,
+        reap_leftovers=serving.reap_leftovers,
+    )
 
 
 def hand_on_observation(handle: ServerHandle, events: Events) -> None:

@@ -7,6 +7,10 @@ class PlanRefused(BadInput):
     """The plan cannot work, by arithmetic or by a rule; a setting must change."""
 
 
+class MachineNotReady(Retryable):
+    """The disk, the port, the memory or processes on the GPUs stand in the server's way for now."""
+
+
 class LaunchFailed(Failed):
     """The server ended, or said that it cannot go on, before it was ready."""
 

@@ -3,10 +3,10 @@
 ``python -m aerie.serving.keeper --root FOLDER [--host HOST]``, in the serve environment, in a session of its own.
 HTTP endpoints, all with ``Authorization: Bearer`` and the token in ``FOLDER/keeper.token``:
 
-- ``POST /ensure`` ``{plan, owner, lease_seconds, start_timeout_seconds}``: hold a server of this plan; returns at once.
-  The server that is there is shared when it is of the same plan; for another plan the owner's hold of it ends, and it
-  is replaced when nobody else holds it. Otherwise the answer is ``ServerBusy`` and the owner has a place in the queue,
-  first come first served, for as long as it asks again every few seconds.
+- ``POST /ensure`` ``{plan, owner, lease_seconds, start_timeout_seconds, preflight}``: hold a server of this plan;
+  returns at once. The server that is there is shared when it is of the same plan; for another plan the owner's hold
+  of it ends, and it is replaced when nobody else holds it. Otherwise the answer is ``ServerBusy`` and the owner has a
+  place in the queue, first come first served, for as long as it asks again every few seconds.
 - ``POST /renew`` ``{launch_token, owner, lease_seconds}``: hold it for longer.
 - ``POST /stop`` ``{owner, launch_token}``: end the owner's hold, and the server when nobody else holds it; without an
   owner end it whoever holds it. A launch token that is not null must be that of the server.
@@ -30,7 +30,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -39,7 +39,7 @@ from pydantic import ValidationError
 
 from aerie.errors import AerieError, BadInput
 from aerie.processes import ProcessIdentity
-from aerie.serving.errors import KeeperEnding, LeaseElsewhere, LeaseLost, ServerBusy
+from aerie.serving.errors import KeeperEnding, LeaseElsewhere, LeaseLost, OutOfMemory, ServerBusy
 from aerie.serving.evidence import Evidence, gather
 from aerie.serving.gpus import gpu_utilisation
 from aerie.serving.holders import Holds, Queue
@@ -58,7 +58,9 @@ from aerie.serving.lease import (
 from aerie.serving.observations import append_observation
 from aerie.serving.plan import ServerPlan
 from aerie.serving.prediction import Prediction, observe, others_watched, predict_launch
+from aerie.serving.preflight import AS_MEASURED, PreflightOptions, preflight
 from aerie.serving.probe import ReadyServer
+from aerie.serving.reductions import record, reduction_behind
 from aerie.settings.profile import Frozen
 
 GRACE_SECONDS = 30.0
@@ -78,6 +80,7 @@ class EnsureRequest(Frozen):
     owner: str
     lease_seconds: float
     start_timeout_seconds: float
+    preflight: PreflightOptions = AS_MEASURED
 
 
 class RenewRequest(Frozen):
@@ -145,7 +148,7 @@ class Keeper:
             KeeperEnding: this keeper takes no more servers.
             ServerBusy: others hold the server for another plan, or asked before; the owner has a place in the queue.
             PlanRefused: the planner does not know the model's attention, or the host cannot spare the memory.
-            LaunchFailed: the plan's port is taken.
+            BadInput, MachineNotReady: the server cannot be started here and now (``preflight``).
             ProcessesLeft: the server that is to be replaced survives.
         """
         with self._queue.asking(request.owner, request.plan.phase):
@@ -162,8 +165,9 @@ class Keeper:
                     self._hold(request.owner, request.lease_seconds)
                 else:
                     await self._end_server()
+                    found = await asyncio.to_thread(preflight, request.plan, request.preflight, folder=self._root)
                     prediction = await asyncio.to_thread(predict_launch, request.plan, self._root)
-                    self._start(request, prediction)
+                    self._start(request, prediction, found)
                 return self._expect_lease()
 
     def _require_turn(self, owner: str, *, shared: bool) -> None:
@@ -180,9 +184,11 @@ class Keeper:
     def _serves(self, lease: Lease, plan: ServerPlan) -> bool:
         return lease.state != "failed" and lease.plan_fingerprint == plan.fingerprint()
 
-    def _start(self, request: EnsureRequest, prediction: Prediction) -> None:
+    def _start(self, request: EnsureRequest, prediction: Prediction, found: Sequence[str]) -> None:
         # In the thread of the event loop, which lives as long as the keeper: the server dies with the thread.
-        launched = start_server(request.plan, python=Path(sys.executable), logs=self._root / "logs")
+        launched = start_server(request.plan, python=Path(sys.executable), folder=self._root)
+        launched.log.progress.extend(found)
+        reduction = reduction_behind(self._root, request.plan)
         log.info("started %s server %s, pid %d", request.plan.phase, launched.url, launched.identity.pid)
         now = time.time()
         self._lease = Lease(
@@ -197,6 +203,7 @@ class Keeper:
             plan=request.plan,
             log_path=launched.log.path,
             holders=(),
+            reduction=None if reduction is None else str(reduction),
             started_at=now,
             renewed_at=now,
             expires_at=now,
@@ -289,7 +296,8 @@ class Keeper:
 
     def _hold(self, owner: str, seconds: float) -> None:
         self._holds.hold(owner, seconds)
-        self._record(renewed_at=time.time(), gpu_utilisation=gpu_utilisation())
+        progress = tuple(self._launched.log.progress) if self._launched else ()
+        self._record(renewed_at=time.time(), gpu_utilisation=gpu_utilisation(), progress=progress)
 
     def _parties(self) -> dict[str, object]:
         """The fields of the lease about who holds it and who waits, as they are now."""
@@ -333,6 +341,8 @@ class Keeper:
             if self._wanted == launched.token:
                 log.error("%s: %s", type(failure).__name__, failure)
                 await asyncio.to_thread(stop_server, launched.identity, grace_seconds=0)
+                if isinstance(failure, OutOfMemory):
+                    record(self._root, request.plan, failure, launched.log)
                 self._record(state="failed", error=f"{type(failure).__name__}: {failure}")
 
     def _note_crash(self, watch: asyncio.Task[None]) -> None:

@@ -21,6 +21,7 @@ import tenacity
 from aerie.processes import CREATION_TIME_TOLERANCE_SECONDS, ProcessIdentity, die_with_parent
 from aerie.serving import probe
 from aerie.serving.errors import LaunchFailed, NotReady, OutOfMemory, ProcessesLeft, ServerDied
+from aerie.serving.leftovers import marks
 from aerie.serving.plan import ServerPlan
 from aerie.serving.server_log import ServerLog
 
@@ -83,18 +84,14 @@ def port_is_free(host: str, port: int) -> bool:
     return True
 
 
-def start_server(plan: ServerPlan, *, python: Path, logs: Path) -> Launched:
-    """Start the server of a plan in a session of its own; it is not ready yet.
+def start_server(plan: ServerPlan, *, python: Path, folder: Path) -> Launched:
+    """Start the server of a plan in a session of its own, with its log in ``folder/logs``; it is not ready yet.
 
     Call it from a thread that lives as long as the server may: the kernel ends the server when that thread ends.
-
-    Raises:
-        LaunchFailed: the plan's port is taken.
     """
     port = plan.port or free_port(plan.host)
-    if not port_is_free(plan.host, port):
-        raise LaunchFailed(f"{plan.host}:{port} is taken: stop what listens there, or set serving.port to another port")
     token = f"launch-{secrets.token_hex(8)}"
+    logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"server-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{plan.phase}-{token[-6:]}.log"
     command = [*plan.command_line(python, port=port), "--served-model-name", token, "--weight-version", token]
@@ -107,7 +104,7 @@ def start_server(plan: ServerPlan, *, python: Path, logs: Path) -> Launched:
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=logs,
-            env={**os.environ, **plan.environment()},
+            env={**os.environ, **plan.environment(), **marks(folder)},
             start_new_session=True,
             preexec_fn=die_with_parent,
         )

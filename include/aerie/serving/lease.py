@@ -58,7 +58,8 @@ class Lease(OfHost):
     """A server and its holders.
 
     Times are in seconds since 1970; ``expires_at`` is that of the hold that lasts longest. ``gpu_utilisation`` is the
-    share of the time that the host's GPUs were busy when the lease was renewed, None where there are none.
+    share of the time that the host's GPUs were busy when the lease was renewed, None where there are none. ``progress``
+    tells the start line by line, and ``reduction`` in what the plan is smaller than the one asked for, and why.
     """
 
     schema_version: Literal[2] = 2
@@ -77,6 +78,8 @@ class Lease(OfHost):
     max_total_num_tokens: int | None = None
     observation: Observation | None = None
     gpu_utilisation: float | None = None
+    progress: tuple[str, ...] = ()
+    reduction: str | None = None
     started_at: float
     renewed_at: float
     expires_at: float

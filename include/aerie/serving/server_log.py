@@ -14,11 +14,9 @@ LAST_WORDS_LINES = 2000
 PROGRESS_LINES = 200
 """More lines of progress than any start has: the lease stays small whatever a server logs."""
 
-OVER = re.compile(
-    r"Received sigquit from a child process|SIGQUIT received\."
-    r"|(?:Scheduler|TpModelWorker|DataParallelController|DetokenizerManager) hit an exception"
-)
-"""What SGLang logs when a worker has failed and the server will not recover."""
+OVER = re.compile(r"Received sigquit from a child process|SIGQUIT received\.")
+FAILED = re.compile(r"(?:Scheduler|TpModelWorker|DataParallelController|DetokenizerManager) hit an exception")
+"""What SGLang logs when a worker has failed and the server will not recover: parent and worker."""
 
 LINE = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] (?P<text>.*)$")
 """A line of SGLang's log: time, rank where there are several, and text."""
@@ -58,8 +56,9 @@ class ServerLog:
         self._offset = 0
         self._last_lines: deque[str] = deque(maxlen=LAST_WORDS_LINES)
         self._tenths: dict[str, int] = {}
+        self._failed = False
         self.over = False
-        """Whether the server has said that it will not recover."""
+        """Whether the server has said that it will not recover, and why."""
         self.progress: list[str] = []
         """Where the start is, line by line: stages, and bars at every tenth."""
         self.effective: dict[str, int] = {}
@@ -69,6 +68,7 @@ class ServerLog:
 
     def read(self) -> None:
         """Take in the complete lines written since the last call; a bar's carriage return ends a line too."""
+        self.over = self.over or self._failed  # by now the traceback that follows a worker's word is there too
         with self.path.open("rb") as file:
             file.seek(self._offset)
             written = file.read()
@@ -81,6 +81,7 @@ class ServerLog:
     def _take(self, line: str) -> None:
         self._last_lines.append(line)
         self.over = self.over or OVER.search(line) is not None
+        self._failed = self._failed or FAILED.search(line) is not None
         entry = LINE.match(line)
         if entry is None:
             self._take_bar(line)

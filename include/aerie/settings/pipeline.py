@@ -151,7 +151,7 @@ _OBSERVED = re.compile(r"0\.[0-9]*[1-9][0-9]*(?::[a-z0-9_]+)?")
 AROUND_THE_SERVER = frozenset(
     {
         "backend", "external_url", "start_timeout_seconds", "lease_seconds", "host_ram_gb", "host_loading_gb",
-        "observed", "logprob_tolerance_nats", "stall_seconds",
+        "observed", "logprob_tolerance_nats", "stall_seconds", "reap_leftovers",
     }
 )  # fmt: skip
 """Fields of ``ServingSettings`` that say how a server is kept, checked and planned for, not what it is."""
@@ -171,6 +171,8 @@ class ServingSettings(Frozen):
 
     ``logprob_tolerance_nats``: how far the mean log-probability of the probe's passage may be from that of the
     model's first launch. ``stall_seconds``: so long without a token, with requests running, a server counts as stuck.
+    ``reap_leftovers`` lets a start end processes that an earlier server of the same folder left on the GPUs; those of
+    others are never touched.
     """
 
     backend: Literal["local", "external"] = "local"
@@ -201,6 +203,7 @@ class ServingSettings(Frozen):
     observed: Mapping[str, PositiveInt] = {}
     logprob_tolerance_nats: PositiveFloat = 0.02
     stall_seconds: PositiveInt = 300
+    reap_leftovers: bool = False
 
     @field_validator("observed", mode="before")
     @classmethod
