@@ -9,6 +9,7 @@ from aerie.errors import BadInput
 from aerie.pipeline import RunParameters, place_of
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import DATASET_KEYS, GENERATED_KEYS
+from aerie.settings.presets import preset_path
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,13 @@ def bag_of(monkeypatch, configuration: Path):
 
     monkeypatch.setenv("AERIE_CONFIG", str(configuration))
     return DagBag(str(PROJECT_ROOT / "dags"))
+
+
+def test_a_preset_is_a_dag_before_its_verifier_is_there(monkeypatch, tmp_path):
+    monkeypatch.setenv("AERIE_HOME", str(tmp_path))
+    bag = bag_of(monkeypatch, preset_path("kimi-k25-8x96g"))
+    assert bag.import_errors == {}
+    assert set(bag.dags["eagle3_pipeline"].task_group.children) >= set(DATASET_KEYS)
 
 
 def documented(language: str) -> str:

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,9 @@ from aerie.errors import BadInput
 from aerie.local.pipeline_settings import choose_settings, describe_settings, missing_verifier, remember_settings
 from aerie.local.pipeline_settings import require_same_settings as require_same
 from aerie.local.stack import up
+from aerie.local.supervisor import SupervisorState, state_path
+from aerie.local.watched_run import run_pipeline
+from aerie.processes import ProcessIdentity
 from aerie.settings.machine import PROJECT_ROOT, settings_path
 from aerie.settings.pipeline import load_settings
 from aerie.settings.presets import preset_path
@@ -54,6 +58,18 @@ def test_another_preset_over_a_running_stack_is_refused_with_what_to_do() -> Non
     require_same(preset_path(KIMI))
     with pytest.raises(BadInput, match=rf"the stack runs configuration {KIMI} .*, not demo .*\./aerie down"):
         require_same(DEMO)
+
+
+def test_a_run_that_is_refused_does_not_stop_the_stack_that_runs_something_else(home: Path, monkeypatch) -> None:
+    remember_settings(preset_path(KIMI))
+    stack_of_someone = SupervisorState(supervisor=ProcessIdentity.of(os.getpid()), components={})
+    (home / "run").mkdir()
+    state_path().write_text(stack_of_someone.model_dump_json())
+    stopped: list[bool] = []
+    monkeypatch.setattr("aerie.local.stack.down", lambda *_, **__: stopped.append(True))
+    with pytest.raises(BadInput, match="the stack runs configuration"):
+        run_pipeline(lambda _: None, {}, once=True, summary_path=None, preset="demo")
+    assert stopped == []
 
 
 def test_a_wrong_configuration_starts_nothing(home: Path, tmp_path: Path, monkeypatch) -> None:

@@ -65,24 +65,38 @@ def up(report: Report, *, preset: str | None = None) -> StackConfiguration:
         AerieError: a part of it does not start; the message names its log.
     """
     with exclusive():
-        chosen = choose_settings(preset)
-        settings = load_settings(chosen)
+        chosen = agreed_settings(preset)
         configuration = StackConfiguration.load_or_make()
         state = read_state()
-        if state is None or state.supervisor.find() is None:
+        if not _runs(state):
             _sweep(configuration, state)
             remember_settings(chosen)
             configuration = _start(configuration, report)
-        else:
-            require_same_settings(chosen)
         report(f"configuration {describe_settings(chosen)}")
-        for line in missing_verifier(settings.verifier):
+        for line in missing_verifier(load_settings(chosen).verifier):
             report(line)
         api = AirflowApi(configuration.airflow_url, configuration.airflow_password)
         _wait_until_healthy(api)
         for name, (slots, description) in POOLS.items():
             api.ensure_pool(name, slots, description)
         return configuration
+
+
+def agreed_settings(preset: str | None) -> Path:
+    """The pipeline's configuration that is asked for, where it can be read and no other one runs.
+
+    Raises:
+        BadInput: it is wrong, or the stack runs another one.
+    """
+    chosen = choose_settings(preset)
+    load_settings(chosen)
+    if _runs(read_state()):
+        require_same_settings(chosen)
+    return chosen
+
+
+def _runs(state: SupervisorState | None) -> bool:
+    return state is not None and state.supervisor.find() is not None
 
 
 def _start(configuration: StackConfiguration, report: Report) -> StackConfiguration:

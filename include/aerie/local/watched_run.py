@@ -38,6 +38,7 @@ def run_pipeline(
     second one.
     """
     started = time.monotonic()
+    stack.agreed_settings(preset)  # a refusal stops nothing: what runs is someone's
     try:
         configuration = stack.up(report, preset=preset)
         summary = _run(configuration, report, started, parameters)
