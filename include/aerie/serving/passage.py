@@ -197,8 +197,9 @@ def _read(path: Path) -> dict[str, FirstLaunch]:
     except FileNotFoundError:
         return {}
     except ValidationError as error:
+        first = error.errors(include_url=False)[0]
         raise BadInput(
-            f"{path}: not the first launches of models: {error}; remove it, and the next launch begins it"
+            f"{path}: not the first launches of models: {first['msg']}; remove it, and the next launch begins it"
         ) from error
 
 

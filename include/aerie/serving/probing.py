@@ -22,6 +22,7 @@ from aerie.settings.pipeline import PipelineSettings, VerifierSettings
 from aerie.settings.profile import Frozen, Profile
 
 MAKING_SECONDS = 300.0
+LONGEST_WORDS_CHARACTERS = 500
 LONGEST_PASSAGE_TOKENS = 256
 """The logits of the passage are in memory at once: 160 MiB where the vocabulary is large."""
 
@@ -82,7 +83,8 @@ def _texts_of(verifier: VerifierSettings, folder: Path) -> ProbeTexts:
     try:
         return ProbeTexts.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise BadInput(f"{path}: not the texts of a probe: {error}; remove it, and it is made again") from error
+        first = error.errors(include_url=False)[0]
+        raise BadInput(f"{path}: not the texts of a probe: {first['msg']}; remove it, and it is made again") from error
 
 
 def _key(verifier: VerifierSettings) -> str:
@@ -121,8 +123,10 @@ def _make(verifier: VerifierSettings, path: Path) -> None:
             )
         except subprocess.TimeoutExpired as error:
             raise Failed(f"making the probe's texts took longer than {MAKING_SECONDS:.0f} s: {command}") from error
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("aerie: ")
+    # An error of ours is what follows the last "aerie: ", on as many lines as another library's message has.
+    said = " ".join(done.stderr.strip().rpartition("aerie: ")[2].split())
     if done.returncode == BadInput.exit_code:
-        raise BadInput(last)
+        raise BadInput(said)
     if done.returncode:
-        raise Failed(f"making the probe's texts ended with status {done.returncode}: {last}")
+        said = said[-LONGEST_WORDS_CHARACTERS:] or "it said nothing"
+        raise Failed(f"making the probe's texts ended with status {done.returncode}: {said}")
