@@ -31,7 +31,8 @@ def test_log_processes_stacks_and_the_last_probe_are_told(
     tools = tmp_path / "tools"
     tools.mkdir()
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
-    handle = ensure(fake_plan(probing=probing))
+    lines: list[str] = []
+    handle = ensure(fake_plan(probing=probing), report=lines.append)
     server, worker = sorted(processes_of(), key=lambda process: process.create_time())
     (tools / "py-spy").write_text(PY_SPY.format(hidden=server.pid))
     (tools / "py-spy").chmod(0o755)
@@ -46,6 +47,8 @@ def test_log_processes_stacks_and_the_last_probe_are_told(
     assert f"pid {server.pid}: py-spy ended with status 1: Permission denied" in found.stacks
     assert found.last_probe is not None
     (replica,) = found.last_probe.replicas
+    assert any(line.endswith(f"proven: {replica.told}") for line in lines)
+    assert "answered in 33 tokens (stop); a passage's mean log-probability -2.5000 nats" in replica.told
     assert replica.answer is not None and replica.answer.finish == "stop"
     assert replica.score is not None and replica.score.computed == -2.5
 

@@ -330,6 +330,7 @@ class Keeper:
                     wanted=lambda: self._wanted == launched.token,
                 )
             self._proven = ready
+            launched.log.progress.extend(f"proven: {replica.told}" for replica in ready.replicas)
             observation = observe(prediction, ready, launched.token, taken_by_others_bytes=taken_by_others())
             append_observation(self._root, observation)
             self._record(state="ready", max_total_num_tokens=ready.max_total_num_tokens, observation=observation)

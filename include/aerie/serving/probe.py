@@ -33,6 +33,19 @@ class ReplicaProbe(Frozen):
     answer: Answer | None
     score: PassageScore | None
 
+    @property
+    def told(self) -> str:
+        """What it proved, for people."""
+        if self.answer is None or self.score is None:
+            return f"replica {self.replica}: it answers, and not always the same"
+        end = self.answer.finish + (f" at try {self.answer.tries}" if self.answer.tries > 1 else "")
+        return (
+            f"replica {self.replica}: a question answered in {self.answer.tokens} tokens ({end}); "
+            f"a passage's mean log-probability {self.score.computed:.4f} nats, of its second half "
+            f"{self.score.second_half:.4f}, and {self.score.second_half_cached:.4f} with {self.score.cached_tokens} "
+            "tokens read from the cache"
+        )
+
 
 class ReadyServer(Frozen):
     """What a ready server says of itself. ``max_total_num_tokens`` is the size of its KV pool in tokens.
