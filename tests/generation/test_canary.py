@@ -244,6 +244,16 @@ def test_a_passed_canary_says_its_shares_and_the_time_for_the_budget_and_shows_t
     assert {row["sample_id"] for row in stored} == set(shown) and len(shown) == 3
 
 
+def test_a_passed_canary_times_the_run_again_by_what_it_measured(world):
+    world.server.delay_seconds = 0.05
+    world.run(budget_tokens=1500)
+    (line,) = (message for message in messages(world) if message.startswith("Timeline after the canary"))
+    assert re.search(rf"canary: {DATASET} 0\.0 h \(1,500 tokens - [\d,]+ there / [\d,]+ tokens/s\)", line)
+    assert re.search(r"generation of all data sets (0\.0 h, until \d{4}-|not known yet)", line)
+    last = world.events("metric")[-1]["figures"]
+    assert 0 < last["timeline_dataset_hours_low"] == last["timeline_dataset_hours_high"]
+
+
 def test_the_canary_is_shown_once_and_a_failed_one_is_shown_too(world):
     cut = reply(list(range(1, 257)), 5, finish_reason={"type": "length", "length": 256})
     world.server.fault = lambda body, before: cut
@@ -251,7 +261,7 @@ def test_the_canary_is_shown_once_and_a_failed_one_is_shown_too(world):
         world.run()
     world.server.fault = lambda body, before: None
     world.run(budget_tokens=1500, canary={"prompts": 4, "maximum_truncated_share": 1})
-    lines = [message for message in messages(world) if message.startswith(("canary", "Sample 1 "))]
+    lines = [message for message in messages(world) if message.startswith(("canary", "Sample 1 ", "Timeline"))]
     assert [line.split(":")[0] for line in lines] == ["canary did not pass", "Sample 1 of 3"]
 
 

@@ -5,7 +5,8 @@ generation goes on.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from aerie.artefacts.previews import Preview, write_previews
 from aerie.artefacts.response_log import Response, read_latest
@@ -15,6 +16,7 @@ from aerie.generation.canary import CanaryReport
 from aerie.generation.decoding import decode, preview_lines
 from aerie.generation.population import Population
 from aerie.generation.reporting import Reporter
+from aerie.generation.retiming import retime, timeline_figures, timeline_line
 from aerie.settings.machine import database_url
 from aerie.stages import Events, StageRequest
 from aerie.store.connection import connected
@@ -37,9 +39,19 @@ class CanaryShow:
         report = self._population.report_canary()
         if not report.judged:
             return
-        tokens_per_second = float(self._reporter.figures()["tokens_per_second"] or 0.0)
+        figures = self._reporter.figures()
+        tokens_per_second = float(figures["tokens_per_second"] or 0.0)
         self._events.progress(canary_line(report, self._population, tokens_per_second=tokens_per_second))
+        if self._population.canary_trouble() is None:
+            self._retime(figures)
         self.tasks.append(asyncio.create_task(self._show_samples(report)))
+
+    def _retime(self, figures: Mapping[str, Any]) -> None:
+        dataset = str(self._request.dataset)
+        timeline = retime(self._request, figures)
+        hours = timeline_figures(timeline, dataset)
+        self._events.progress(timeline_line(timeline, dataset), **hours)
+        self._reporter.retime(hours)
 
     def show_if_it_was_not(self) -> None:
         """The same, where an earlier run ended between the canary and its samples."""

@@ -26,6 +26,7 @@ class Reporter:
         self._dataset = dataset
         self._before = replace(population.counts)
         self._done_before = _done(population)
+        self._timeline: Mapping[str, float | None] = {}
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -66,7 +67,12 @@ class Reporter:
             "eta_seconds": _known(left.expected),
             "eta_low_seconds": _known(left.low),
             "eta_high_seconds": _known(left.high),
+            **self._timeline,
         }
+
+    def retime(self, hours: Mapping[str, float | None]) -> None:
+        """Have every later row of the time series tell how long the run will take, as it is known now."""
+        self._timeline = dict(hours)
 
     def _time_left(self, done: int) -> Span:
         """Until the budget is kept or the prompts are exhausted, whichever comes first."""

@@ -32,13 +32,14 @@ class Range:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a data set's responses so far say of the rest, over those that the canary or the run has made."""
+    """What a data set's responses so far say of the rest; ``finished`` ones take no more time."""
 
     mean_response_tokens: float | None = None
     completions_per_minute: float | None = None
     tokens_per_second: float | None = None
     kept_tokens: int = 0
     prompts: int | None = None
+    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,8 @@ def _dataset(settings: PipelineSettings, key: str, rate: Range | None, seen: Mea
         return DatasetHours(key, True, prompts, None, None, whole, 0.0, Range(0, 0), "", "arrives tokenised")
     tokens, tokens_sum = _tokens(dataset.budget_tokens, prompts, response)
     rest = None if tokens is None else max(0.0, tokens - seen.kept_tokens)
+    if seen.finished:
+        rest, tokens_sum = 0.0, "finished"
     row = DatasetHours(
         dataset=key,
         imported=False,
@@ -168,6 +171,8 @@ def _tokens(budget: int, prompts: int | None, response: float | None) -> tuple[f
 def _with_capped(row: DatasetHours, tokens_sum: str, rate: Range | None, response: float | None) -> DatasetHours:
     if row.tokens is None:
         return row
+    if not row.tokens:
+        return replace(row, capped=Range(0, 0), capped_sum=tokens_sum)
     if rate is not None:
         hours = Range(row.tokens / rate.high / SECONDS_PER_HOUR, row.tokens / rate.low / SECONDS_PER_HOUR)
         return replace(row, capped=hours, capped_sum=f"{tokens_sum} / {_rate(rate)} tokens/s")
@@ -247,7 +252,10 @@ def _total_range(values: Iterable[Range | None]) -> Range | None:
 def _dates(starts: datetime, hours: Range | None) -> tuple[datetime, datetime] | None:
     if hours is None:
         return None
-    return starts + timedelta(hours=hours.low), starts + timedelta(hours=hours.high)
+    try:
+        return starts + timedelta(hours=hours.low), starts + timedelta(hours=hours.high)
+    except OverflowError:  # later than the calendar goes
+        return None
 
 
 def as_document(timeline: Timeline) -> dict[str, Any]:
