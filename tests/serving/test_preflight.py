@@ -85,7 +85,7 @@ def test_wrong_path_is_refused(gpu_plan: Make, tmp_path: Path) -> None:
 
 def test_drafter_that_is_not_whole_is_refused(gpu_plan: Make, tmp_path: Path) -> None:
     drafter = DrafterPlan(path=tmp_path, identity="drafter-1")
-    with pytest.raises(BadInput, match=rf"{tmp_path}/config\.json: missing"):
+    with pytest.raises(BadInput, match=rf"the drafter is not whole: {tmp_path}/config\.json: missing"):
         check(gpu_plan(phase="benchmark", drafter=drafter), tmp_path)
 
 
@@ -138,9 +138,12 @@ def test_machine_without_a_gpu_says_what_was_not_checked(gpu_plan: Make, tmp_pat
     assert check(gpu_plan(), tmp_path) == ["this machine has no GPU: what holds the GPUs was not checked"]
 
 
-def test_free_gpus_are_said_to_be_free(monkeypatch: pytest.MonkeyPatch, gpu_plan: Make, tmp_path: Path) -> None:
+def test_free_gpus_are_said_to_be_free(
+    monkeypatch: pytest.MonkeyPatch, gpu_plan: Make, fake_plan: Make, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([], []))
     assert check(gpu_plan(tensor_parallel_size=2), tmp_path) == ["nothing holds GPU 0, 1"]
+    assert check(fake_plan(), tmp_path) == ["the server takes no GPU: what holds the GPUs was not checked"]
 
 
 def test_whoever_holds_a_gpu_is_named(

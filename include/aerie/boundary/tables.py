@@ -6,12 +6,11 @@ writes it anew between its marks.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from aerie.boundary.rules import RULES, Rule
+from aerie.boundary.rules import RULES
 from aerie.boundary.text_dumps import TEXT_DUMP_RULES
-from aerie.errors import BadInput
+from aerie.documents import with_table
 
 TABLES = {"rules": RULES, "text rules": TEXT_DUMP_RULES}
 
@@ -23,23 +22,9 @@ def with_tables(document: str, *, where: str) -> str:
         BadInput: a table's marks are missing.
     """
     for name, rules in TABLES.items():
-        before, begin, rest = document.partition(f"<!-- {name}: begin -->\n")
-        _, end, after = rest.partition(f"<!-- {name}: end -->\n")
-        if not begin or not end:
-            raise BadInput(f"{where}: expected the lines '<!-- {name}: begin -->' and '<!-- {name}: end -->'")
-        document = f"{before}{begin}{''.join(_lines(rules.values()))}{end}{after}"
+        rows = ((f"`{rule.name}`", rule.severity, rule.rationale, rule.source) for rule in rules.values())
+        document = with_table(document, name, ("name", "severity", "why", "source"), rows, where=where)
     return document
-
-
-def _lines(rules: Iterable[Rule]) -> Iterator[str]:
-    yield "| name | severity | why | source |\n"
-    yield "|---|---|---|---|\n"
-    for rule in rules:
-        yield f"| `{rule.name}` | {rule.severity} | {_cell(rule.rationale)} | {_cell(rule.source)} |\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -188,6 +188,8 @@ class Keeper:
         # In the thread of the event loop, which lives as long as the keeper: the server dies with the thread.
         launched = start_server(request.plan, python=Path(sys.executable), folder=self._root)
         launched.log.progress.extend(found)
+        for line in found:
+            log.info("%s", line)
         reduction = reduction_behind(self._root, request.plan)
         log.info("started %s server %s, pid %d", request.plan.phase, launched.url, launched.identity.pid)
         now = time.time()

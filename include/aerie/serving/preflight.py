@@ -82,13 +82,13 @@ def _require_port(plan: ServerPlan) -> None:
 
 
 def _require_files(plan: ServerPlan) -> None:
-    folders = [plan.model_path, *([plan.drafter.path] if plan.drafter else [])]
-    problems = [problem for folder in folders for problem in verify_checkpoint(folder)]
-    if problems:
+    if problems := verify_checkpoint(plan.model_path):
         raise BadInput(
             f"the checkpoint is not whole: {'; '.join(problems)}. Correct verifier.path, or get the files again with "
             "./aerie fetch-model"
         )
+    if plan.drafter is not None and (problems := verify_checkpoint(plan.drafter.path)):
+        raise BadInput(f"the drafter is not whole: {'; '.join(problems)}. Export it again (stage export)")
 
 
 def _require_host_memory(plan: ServerPlan, options: PreflightOptions, facts: HostFacts) -> None:
@@ -116,10 +116,9 @@ def _gpus_of(plan: ServerPlan) -> int:
 
 
 def _require_gpus(plan: ServerPlan, options: PreflightOptions, facts: HostFacts, folder: Path) -> Iterator[str]:
-    if plan.device == "cpu":
-        return
-    if not facts.gpus:
-        yield "this machine has no GPU: what holds the GPUs was not checked"
+    if not facts.gpus or plan.device == "cpu":
+        why = "this machine has no GPU" if not facts.gpus else "the server takes no GPU"
+        yield f"{why}: what holds the GPUs was not checked"
         return
     gpus = _used(plan, facts.gpus)
     if options.reap_leftovers and (
