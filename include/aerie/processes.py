@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 import psutil
@@ -47,6 +48,11 @@ class ProcessIdentity(BaseModel):
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
+
+
+def boot_id() -> str:
+    """Identity of this boot of the host; no process of an earlier one runs."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def die_with_parent() -> None:

@@ -15,8 +15,8 @@ import psutil
 from aerie.artefacts.layout import DatasetFiles
 from aerie.errors import Retryable
 from aerie.serving.evidence import Evidence
-from aerie.serving.launch import family_of
 from aerie.serving.lease import read_lease
+from aerie.serving.stopping import family_of
 from aerie.settings.machine import PROJECT_ROOT, python_of
 from aerie.settings.pipeline import CanarySettings, load_settings
 from aerie.stages import STAGES, StageRequest
@@ -116,7 +116,9 @@ class RealWorld:
         """The server's child that runs the model: the one with the most memory."""
         lease = read_lease(self.root / "server")
         assert lease is not None
-        children = [process for process in family_of(lease.server) if process.pid != lease.server.pid]
+        children = [
+            process for process in family_of(lease.server, lease.launch_token) if process.pid != lease.server.pid
+        ]
         return max(children, key=lambda process: process.memory_info().rss)
 
     def kill_in_server(self, victim: str) -> float:

@@ -12,15 +12,17 @@ from aerie.artefacts.verifier_tokens import VerifierTokens
 from aerie.serving import client
 from aerie.serving.client import ServerHandle
 from aerie.serving.errors import KeeperUnreachable
-from aerie.serving.launch import family_of
+from aerie.serving.launch import Launched, start_server
 from aerie.serving.lease import read_lease
 from aerie.serving.plan import ServerPlan
 from aerie.serving.probing import ProbeTexts, Probing
+from aerie.serving.stopping import family_of, stop_server
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.profile import load_profile
 
 from . import fake_server
-from .helpers import Ensure
+from .fake_keeper import fake_command_line
+from .helpers import Ensure, Launch
 
 HERE = Path(__file__).parent
 TINY_VERIFIER = PROJECT_ROOT / "demo" / "tiny_verifier"
@@ -95,7 +97,7 @@ def processes_of(folder: Path) -> Callable[[], list[psutil.Process]]:
 
     def find() -> list[psutil.Process]:
         lease = read_lease(folder)
-        return [] if lease is None else family_of(lease.server)
+        return [] if lease is None else family_of(lease.server, lease.launch_token)
 
     return find
 
@@ -109,3 +111,19 @@ def ensure(folder: Path, fake_python: Path) -> Ensure:
         return client.ensure_server(plan, folder=folder, python=fake_python, **{**options, **changes})
 
     return call
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
+    """Starts fake servers and ends them with the test."""
+    monkeypatch.setattr(ServerPlan, "command_line", fake_command_line)
+    started: list[Launched] = []
+
+    def start(plan: ServerPlan) -> Launched:
+        started.append(start_server(plan, python=Path(sys.executable), folder=tmp_path))
+        return started[-1]
+
+    yield start
+    for launched in started:
+        stop_server(launched.identity, launched.token, grace_seconds=0)
+        launched.process.wait()

@@ -7,11 +7,13 @@ from pathlib import Path
 import psutil
 
 from aerie.serving.client import ServerHandle
+from aerie.serving.launch import Launched
 from aerie.serving.lease import read_address
 from aerie.serving.plan import ServerPlan
 
 Make = Callable[..., ServerPlan]
 Ensure = Callable[..., ServerHandle]
+Launch = Callable[[ServerPlan], Launched]
 Processes = Callable[[], list[psutil.Process]]
 
 

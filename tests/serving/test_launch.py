@@ -1,49 +1,21 @@
-"""Starting and ending server processes, with fakes that fail as real ones do."""
+"""Starting server processes, with fakes that fail as real ones do."""
 
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import psutil
 import pytest
 
-from aerie.processes import ProcessIdentity
 from aerie.serving.errors import LaunchFailed, NotReady, ServerDied, WrongServer
 from aerie.serving.launch import (
     Launched,
-    family_of,
     free_port,
     port_is_free,
-    start_server,
-    stop_server,
     wait_until_ready,
 )
 from aerie.serving.plan import ServerPlan
+from aerie.serving.stopping import family_of
 
-from .fake_keeper import fake_command_line
-
-Make = Callable[..., ServerPlan]
-Launch = Callable[[ServerPlan], Launched]
-PYTHON = Path(sys.executable)
-
-
-@pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    """Starts fake servers and ends them with the test."""
-    monkeypatch.setattr(ServerPlan, "command_line", fake_command_line)
-    started: list[Launched] = []
-
-    def start(plan: ServerPlan) -> Launched:
-        started.append(start_server(plan, python=PYTHON, folder=tmp_path))
-        return started[-1]
-
-    yield start
-    for launched in started:
-        stop_server(launched.identity, grace_seconds=0)
-        launched.process.wait()
+from .helpers import Launch, Make
 
 
 def wait(launched: Launched, plan: ServerPlan, seconds: float = 20) -> str:
@@ -56,47 +28,7 @@ def test_server_runs_in_a_session_of_its_own_and_logs_its_command(launch: Launch
     assert wait(launched, plan) == launched.url
     assert os.getsid(launched.process.pid) == launched.process.pid
     assert f"--served-model-name {launched.token}" in launched.log.path.read_text().splitlines()[0]
-    assert len(family_of(launched.identity)) == 2
-
-
-@pytest.mark.parametrize("behaviour", ["healthy", "ignores SIGTERM", "leaves an orphan"])
-def test_stop_leaves_no_process_and_a_free_port(launch: Launch, fake_plan: Make, behaviour: str) -> None:
-    plan = fake_plan(behaviour)
-    launched = launch(plan)
-    wait(launched, plan)
-    family = family_of(launched.identity)
-
-    stop_server(launched.identity, grace_seconds=1)
-
-    launched.process.wait()
-    assert family_of(launched.identity) == []
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
-    assert port_is_free("127.0.0.1", launched.port)
-
-
-def test_workers_of_a_dead_server_are_found_by_their_session(launch: Launch, fake_plan: Make) -> None:
-    plan = fake_plan()
-    launched = launch(plan)
-    wait(launched, plan)
-    launched.process.kill()
-    launched.process.wait()
-    assert len(family_of(launched.identity)) == 1
-
-    stop_server(launched.identity, grace_seconds=1)
-
-    assert family_of(launched.identity) == []
-
-
-def test_a_later_process_with_the_same_pid_is_not_ours() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    try:
-        earlier = ProcessIdentity(pid=process.pid, created=ProcessIdentity.of(process.pid).created - 100)
-        assert family_of(earlier) == []
-        stop_server(earlier, grace_seconds=0)
-        assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
+    assert len(family_of(launched.identity, launched.token)) == 2
 
 
 def test_server_that_exits_is_explained_from_its_log(launch: Launch, fake_plan: Make) -> None:

@@ -3,18 +3,23 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from aerie.errors import BadInput
+from aerie.processes import ProcessIdentity
 from aerie.serving import client
 from aerie.serving.errors import (
     KeeperUnreachable,
     LeaseElsewhere,
 )
-from aerie.serving.lease import lease_path, read_lease, write
+from aerie.serving.lease import Lease, lease_path, read_lease, write
+from aerie.serving.reaping import reap
+from aerie.serving.stopping import family_of
 
 from .helpers import Ensure, Make, Processes, keeper_pid, runs, until
 
@@ -64,7 +69,7 @@ def test_lease_of_another_host_is_left_alone_until_it_expires(ensure: Ensure, fa
     write(abroad, lease_path(folder))
     with pytest.raises(KeeperUnreachable, match="held by host elsewhere"):
         ensure(fake_plan())
-    with pytest.raises(LeaseElsewhere, match="on host elsewhere"):
+    with pytest.raises(LeaseElsewhere, match="held by host elsewhere"):
         client.stop(folder)
     write(abroad.model_copy(update={"expires_at": time.time() - 1}), lease_path(folder))
     assert not ensure(fake_plan()).reused
@@ -86,3 +91,65 @@ def test_lease_of_an_older_aerie_is_recognised(folder: Path) -> None:
         read_lease(folder)
     assert "Stop it with the Aerie that started it" in str(refused.value)
     lease_path(folder).unlink()
+
+
+@pytest.fixture
+def stale(ensure: Ensure, fake_plan: Make, folder: Path) -> Lease:
+    """The lease of a keeper that was killed, written down again after its server ended too."""
+    ensure(fake_plan())
+    lease = read_lease(folder)
+    assert lease is not None
+    client.stop(folder)
+    write(lease, lease_path(folder))
+    return lease
+
+
+def test_an_innocent_process_with_the_pid_of_a_stale_lease_lives(
+    stale: Lease, ensure: Ensure, fake_plan: Make, folder: Path
+) -> None:
+    """The host came back after a crash, and the server's pid was given to somebody else, who leads a session too."""
+    innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        identity = ProcessIdentity.of(innocent.pid)
+        write(stale.model_copy(update={"server": identity}), lease_path(folder))
+        assert not ensure(fake_plan()).reused
+        assert client.stop(folder)
+        write(stale.model_copy(update={"server": identity}), lease_path(folder))
+        assert reap(folder) == [
+            f"server {stale.url} (pid {innocent.pid}, {stale.launch_token}): its processes are gone"
+        ]
+        assert innocent.poll() is None
+    finally:
+        innocent.kill()
+        innocent.wait()
+    assert read_lease(folder) is None
+
+
+def test_lease_of_an_earlier_boot_ends_nothing(ensure: Ensure, fake_plan: Make, folder: Path) -> None:
+    """Even what looks like the server in everything: no process of an earlier boot runs."""
+    ensure(fake_plan("ignores SIGTERM"))
+    lease = read_lease(folder)
+    assert lease is not None
+    family = family_of(lease.server, lease.launch_token)
+    elsewhere = folder.with_name("copy")
+    elsewhere.mkdir()
+    write(lease.model_copy(update={"boot_id": "an earlier one"}), lease_path(elsewhere))
+    (line,) = reap(elsewhere)
+    assert line.endswith("this host was started anew since: nothing of it runs")
+    assert read_lease(elsewhere) is None
+    assert all(map(runs, family))
+
+
+def test_reap_ends_what_a_killed_keeper_left_and_says_so(
+    ensure: Ensure, fake_plan: Make, folder: Path, processes_of: Processes
+) -> None:
+    ensure(fake_plan("ignores SIGTERM"))
+    family, keeper = processes_of(), keeper_pid(folder)
+    os.kill(keeper, signal.SIGKILL)
+    assert until(lambda: client.find_keeper(folder) is None)
+    lines = reap(folder, grace_seconds=0.5)
+    pids = ", ".join(str(process.pid) for process in sorted(family, key=lambda process: process.pid))
+    assert f"its keeper {keeper} is gone; ended processes {pids}" in lines[0]
+    assert not any(map(runs, family))
+    assert read_lease(folder) is None
+    assert reap(folder) == []

@@ -13,9 +13,10 @@ import requests
 
 from aerie.serving import client
 from aerie.serving.client import ServerHandle
-from aerie.serving.launch import family_of, port_is_free
+from aerie.serving.launch import port_is_free
 from aerie.serving.lease import lease_path, read_lease
 from aerie.serving.plan import ServerPlan, checkpoint_identity
+from aerie.serving.stopping import family_of
 from aerie.settings.machine import PROJECT_ROOT
 
 START_SECONDS = 800.0
@@ -61,20 +62,20 @@ def test_server_lives_and_ends_with_its_keeper(folder: Path) -> None:
 
     lease = read_lease(folder)
     assert lease is not None
-    assert len(family_of(lease.server)) >= 3  # HTTP, scheduler, detokenizer
+    assert len(family_of(lease.server, lease.launch_token)) >= 3  # HTTP, scheduler, detokenizer
     os.kill(lease.keeper.pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while family_of(lease.server) and time.monotonic() < deadline:
+    while family_of(lease.server, lease.launch_token) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert family_of(lease.server) == []
+    assert family_of(lease.server, lease.launch_token) == []
 
     second = ensure(folder)
     assert second.launch_token != handle.launch_token
     lease = read_lease(folder)
     assert lease is not None
-    family = family_of(lease.server)
+    family = family_of(lease.server, lease.launch_token)
     assert client.stop(folder)
-    assert family_of(lease.server) == []
+    assert family_of(lease.server, lease.launch_token) == []
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
     assert port_is_free("127.0.0.1", lease.port)
     assert not lease_path(folder).exists()

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from aerie.serving.launch import start_server, stop_server, wait_until_ready
+from aerie.serving.launch import start_server, wait_until_ready
 from aerie.serving.passage import PassageScore, score_passage
 from aerie.serving.plan import DrafterPlan, ServerPlan, checkpoint_identity
+from aerie.serving.stopping import stop_server
 
 from . import random_checkpoints
 
@@ -48,7 +49,7 @@ def served(verifier: Path, logs: Path, drafter: DrafterPlan | None = None) -> It
     try:
         yield wait_until_ready(launched, plan, folder=logs, timeout_seconds=START_SECONDS).url
     finally:
-        stop_server(launched.identity, grace_seconds=20)
+        stop_server(launched.identity, launched.token, grace_seconds=20)
 
 
 def some_prompts() -> list[list[int]]:

@@ -22,13 +22,13 @@ from aerie.processes import wait_until_gone
 from aerie.serving import errors
 from aerie.serving.errors import KeeperEnding, KeeperUnreachable, LeaseLost, NotReady, ServerBusy, ServerDied
 from aerie.serving.evidence import Evidence
-from aerie.serving.launch import stop_server
 from aerie.serving.lease import (
     LOCKED_EXIT_CODE,
     KeeperAddress,
     Lease,
     address_path,
     lease_path,
+    locked,
     read_address,
     read_lease,
     token_path,
@@ -36,10 +36,12 @@ from aerie.serving.lease import (
 from aerie.serving.observations import Observation
 from aerie.serving.plan import INCLUDE, ServerPlan
 from aerie.serving.preflight import AS_MEASURED, PreflightOptions
+from aerie.serving.reaping import reap
 
 KEEPER_START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 120.0  # /ensure and /stop end a server first: up to 30 s of grace, 10 s of killing
 KEEPER_END_SECONDS = 30.0
+KILLED_SECONDS = 10.0  # a killed keeper's lock goes with the last of its threads
 DYING_SECONDS = 1.0  # a process that is killed closes its connections before it is gone
 POLL_SECONDS = 1.0
 QUEUE_SECONDS = 7 * 24 * 3600.0
@@ -417,14 +419,20 @@ def release(folder: Path, owner: str) -> Lease | None:
 
 def _end_what_is_left(folder: Path) -> bool:
     """End the server of a keeper that was killed; False when there is none."""
-    lease = read_lease(folder)
-    if lease is None:
-        return False
-    if not lease.is_of_this_host:
-        raise errors.LeaseElsewhere(f"{lease_path(folder)}: its processes are on host {lease.host}: stop it there")
-    stop_server(lease.server, grace_seconds=GRACE_SECONDS)
-    lease_path(folder).unlink(missing_ok=True)
-    return True
+    return read_lease(folder) is not None and bool(reap_left(folder))
+
+
+def reap_left(folder: Path) -> list[str]:
+    """End what a keeper that is gone left in its folder, and say what was found and done.
+
+    Raises:
+        KeeperUnreachable: a keeper is there after all.
+        LeaseElsewhere, ProcessesLeft: as ``aerie.serving.reaping.reap`` raises.
+    """
+    with locked(folder, wait_seconds=KILLED_SECONDS) as mine:
+        if not mine:
+            raise KeeperUnreachable(f"{folder}: a keeper is just starting or ending there: try again")
+        return reap(folder, grace_seconds=GRACE_SECONDS)
 
 
 def _wait_for_keeper(address: KeeperAddress | None) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 from aerie.processes import ProcessIdentity
-from aerie.serving.launch import family_of
 from aerie.serving.probe import ReadyServer
+from aerie.serving.stopping import family_of
 from aerie.settings.profile import Frozen
 
 LOG_LINES = 200

@@ -10,7 +10,7 @@ import psutil
 import tenacity
 
 from aerie.processes import ProcessIdentity
-from aerie.serving.launch import family_of
+from aerie.serving.stopping import family_of
 
 CGROUP = Path("/sys/fs/cgroup")
 NUMA_NODES = Path("/sys/devices/system/node")

@@ -21,7 +21,6 @@ last one to end ends the server with it, and the keeper too when nobody waits.
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import hmac
 import logging
 import os
@@ -32,26 +31,24 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import IO
 
 from aiohttp import web
 from pydantic import ValidationError
 
 from aerie.errors import AerieError, BadInput
-from aerie.processes import ProcessIdentity
-from aerie.serving.errors import KeeperEnding, LeaseElsewhere, LeaseLost, OutOfMemory, ServerBusy
+from aerie.processes import ProcessIdentity, boot_id
+from aerie.serving.errors import KeeperEnding, LeaseLost, OutOfMemory, ProcessesLeft, ServerBusy
 from aerie.serving.evidence import Evidence, gather
 from aerie.serving.gpus import gpu_utilisation
 from aerie.serving.holders import Holds, Queue
-from aerie.serving.launch import Launched, advertised, start_server, stop_server, wait_until_ready
+from aerie.serving.launch import Launched, advertised, start_server, wait_until_ready
 from aerie.serving.lease import (
     LOCKED_EXIT_CODE,
     KeeperAddress,
     Lease,
     address_path,
     lease_path,
-    lock_path,
-    read_lease,
+    locked,
     token_path,
     write,
 )
@@ -60,7 +57,9 @@ from aerie.serving.plan import ServerPlan
 from aerie.serving.prediction import Prediction, observe, others_watched, predict_launch
 from aerie.serving.preflight import AS_MEASURED, PreflightOptions, preflight
 from aerie.serving.probe import ReadyServer
+from aerie.serving.reaping import reap
 from aerie.serving.reductions import record, reduction_behind
+from aerie.serving.stopping import gpu_memory_in_use, require_released, stop_server
 from aerie.settings.profile import Frozen
 
 GRACE_SECONDS = 30.0
@@ -121,26 +120,6 @@ class Keeper:
         """The lease as it stands."""
         return None if self._lease is None else self._lease.model_copy(update=self._parties())
 
-    async def end_leftovers(self) -> None:
-        """End the server of an earlier keeper that was killed.
-
-        Raises:
-            LeaseElsewhere: the lease is of another host and has not expired.
-            ProcessesLeft: its processes survive.
-        """
-        lease = read_lease(self._root)
-        if lease is None:
-            return
-        if lease.is_of_this_host:
-            log.warning("ending the server that keeper %d left behind: pid %d", lease.keeper.pid, lease.server.pid)
-            await asyncio.to_thread(stop_server, lease.server, grace_seconds=GRACE_SECONDS)
-        elif not lease.has_expired:
-            raise LeaseElsewhere(
-                f"{lease_path(self._root)}: held by host {lease.host} for {lease.expires_at - time.time():.0f} s more; "
-                "stop it there, or wait"
-            )
-        lease_path(self._root).unlink()
-
     async def ensure(self, request: EnsureRequest) -> Lease:
         """Hold a server of the plan: the one that is there, or a new one in its place.
 
@@ -185,6 +164,7 @@ class Keeper:
         return lease.state != "failed" and lease.plan_fingerprint == plan.fingerprint()
 
     def _start(self, request: EnsureRequest, prediction: Prediction, found: Sequence[str]) -> None:
+        gpu_memory_before = gpu_memory_in_use()
         # In the thread of the event loop, which lives as long as the keeper: the server dies with the thread.
         launched = start_server(request.plan, python=Path(sys.executable), folder=self._root)
         launched.log.progress.extend(found)
@@ -195,6 +175,7 @@ class Keeper:
         now = time.time()
         self._lease = Lease(
             host=socket.gethostname(),
+            boot_id=boot_id(),
             keeper=self._identity,
             server=launched.identity,
             state="starting",
@@ -206,6 +187,7 @@ class Keeper:
             log_path=launched.log.path,
             holders=(),
             reduction=None if reduction is None else str(reduction),
+            gpu_memory_before=gpu_memory_before,
             started_at=now,
             renewed_at=now,
             expires_at=now,
@@ -343,23 +325,34 @@ class Keeper:
         except AerieError as failure:
             if self._wanted == launched.token:
                 log.error("%s: %s", type(failure).__name__, failure)
-                await asyncio.to_thread(stop_server, launched.identity, grace_seconds=0)
+                message = f"{type(failure).__name__}: {failure}"
+                try:
+                    await asyncio.to_thread(self._stop, launched, 0.0)
+                except ProcessesLeft as left:
+                    message += f"; and when it was ended, {left}"
                 if isinstance(failure, OutOfMemory):
                     record(self._root, request.plan, failure, launched.log)
-                self._record(state="failed", error=f"{type(failure).__name__}: {failure}")
+                self._record(state="failed", error=message)
 
     def _note_crash(self, watch: asyncio.Task[None]) -> None:
         if not watch.cancelled() and (crash := watch.exception()) is not None:
             log.error("watching the server failed", exc_info=crash)
             self._record(state="failed", error=f"{type(crash).__name__}: {crash}")
 
+    def _stop(self, launched: Launched, grace_seconds: float) -> None:
+        stop_server(launched.identity, launched.token, grace_seconds=grace_seconds)
+        launched.process.wait()
+        if self._lease is not None:
+            require_released(
+                host=self._lease.plan.host, port=launched.port, gpu_memory_before=self._lease.gpu_memory_before
+            )
+
     async def _end_server(self) -> None:
         self._holds.clear()
         self._wanted = None
         if self._launched is not None:
             log.info("ending server %s, pid %d", self._launched.url, self._launched.identity.pid)
-            await asyncio.to_thread(stop_server, self._launched.identity, grace_seconds=GRACE_SECONDS)
-            await asyncio.to_thread(self._launched.process.wait)
+            await asyncio.to_thread(self._stop, self._launched, GRACE_SECONDS)
         if self._watch is not None:
             await asyncio.wait([self._watch])
         self._launched, self._watch, self._lease, self._proven = None, None, None, None
@@ -423,8 +416,9 @@ def _refusal(error: AerieError) -> web.Response:
 
 async def keep(root: Path, host: str) -> None:
     """Answer until the lease is over."""
+    for line in await asyncio.to_thread(reap, root):
+        log.warning("%s", line)
     keeper = Keeper(root)
-    await keeper.end_leftovers()
     token = secrets.token_urlsafe(32)
     _write_secret(token_path(root), token)
     runner = web.AppRunner(application(keeper, token), shutdown_timeout=5, access_log=None)
@@ -459,17 +453,6 @@ def _write_secret(path: Path, secret: str) -> None:
     temporary.replace(path)
 
 
-def _lock(root: Path) -> IO[str] | None:
-    """The folder's lock, held until the returned file is closed; None when another keeper has it."""
-    file = lock_path(root).open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
-
-
 def main() -> None:
     """Run a keeper."""
     parser = argparse.ArgumentParser(prog="python -m aerie.serving.keeper", description=__doc__)
@@ -479,11 +462,10 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     root: Path = arguments.root.resolve()
     root.mkdir(parents=True, exist_ok=True)
-    lock = _lock(root)
-    if lock is None:
-        log.info("%s: another keeper is there", root)
-        sys.exit(LOCKED_EXIT_CODE)
-    with lock:
+    with locked(root) as mine:
+        if not mine:
+            log.info("%s: another keeper is there", root)
+            sys.exit(LOCKED_EXIT_CODE)
         try:
             asyncio.run(keep(root, arguments.host))
         except AerieError as error:

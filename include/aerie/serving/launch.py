@@ -1,8 +1,7 @@
-"""Starting a server process, waiting until it is ready, and ending it with everything that it spawned.
+"""Starting a server process, and waiting until it is ready.
 
-Written from how SGLang fails: a scheduler that dies leaves the HTTP process up for about a minute, and SIGKILL on the
-parent leaves workers that hold memory. So the child and the log are watched, not only the port, and the end is checked
-process by process.
+Written from how SGLang fails: a scheduler that dies leaves the HTTP process up for about a minute. So the child and the
+log are watched, not only the port.
 """
 
 import os
@@ -15,18 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import tenacity
 
-from aerie.processes import CREATION_TIME_TOLERANCE_SECONDS, ProcessIdentity, die_with_parent
+from aerie.processes import ProcessIdentity, die_with_parent
 from aerie.serving import probe
-from aerie.serving.errors import LaunchFailed, NotReady, OutOfMemory, ProcessesLeft, ServerDied
+from aerie.serving.errors import LaunchFailed, NotReady, OutOfMemory, ServerDied
 from aerie.serving.leftovers import marks
 from aerie.serving.plan import ServerPlan
 from aerie.serving.server_log import ServerLog
 
 POLL_SECONDS = 0.5
-KILL_SECONDS = 10.0
+LAUNCH_VARIABLE = "AERIE_LAUNCH_TOKEN"
+"""Of all processes of a launch: tells them from later ones with the same pid or session."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def start_server(plan: ServerPlan, *, python: Path, folder: Path) -> Launched:
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=logs,
-            env={**os.environ, **plan.environment(), **marks(folder)},
+            env={**os.environ, **plan.environment(), **marks(folder), LAUNCH_VARIABLE: token},
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
@@ -155,73 +154,3 @@ def wait_until_ready(
         )(attempt)
     except NotReady as last:
         raise NotReady(f"server not ready after {timeout_seconds:g} s: {last} (log: {launched.log.path})") from last
-
-
-def family_of(server: ProcessIdentity) -> list[psutil.Process]:
-    """Processes of the server's session that run, whoever their parent is by now, and its descendants."""
-    leader = server.find()
-    if leader is None and psutil.pid_exists(server.pid) and not _is_zombie(server.pid):
-        return []  # the pid belongs to a later process, and a session id is not given out while it is in use
-    family = {} if leader is None else {process.pid: process for process in [leader, *_descendants(leader)]}
-    for process in psutil.process_iter():
-        try:
-            ours = os.getsid(process.pid) == server.pid
-            if ours and process.create_time() > server.created - CREATION_TIME_TOLERANCE_SECONDS:
-                family[process.pid] = process
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            continue
-    return [process for process in family.values() if not _is_zombie(process.pid)]
-
-
-def stop_server(server: ProcessIdentity, *, grace_seconds: float) -> None:
-    """End a server: SIGTERM to its main process, then SIGKILL to all that is left, then look again.
-
-    Raises:
-        ProcessesLeft: processes survive; the message names them.
-    """
-    family = family_of(server)
-    leader = server.find()
-    if leader is not None:
-        _signal(leader, signal.SIGTERM)
-        _wait_until(lambda: not _alive(family), grace_seconds)
-    family = [*family, *family_of(server)]
-    for process in _alive(family):
-        _signal(process, signal.SIGKILL)
-    _wait_until(lambda: not _alive(family) and not family_of(server), KILL_SECONDS)
-    left = {process.pid for process in [*_alive(family), *family_of(server)]}
-    if left:
-        raise ProcessesLeft(
-            f"processes {', '.join(map(str, sorted(left)))} of server {server.pid} are still there after SIGKILL: "
-            "expected none; they may hold GPU memory, end them before the next launch"
-        )
-
-
-def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
-def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if process.is_running() and not _is_zombie(process.pid)]
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _signal(process: psutil.Process, number: int) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return

@@ -3,9 +3,12 @@
 The keeper alone writes it (atomically); whoever finds it after a crash recognises leftovers by pid and creation time.
 """
 
+import fcntl
 import json
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -58,11 +61,14 @@ class Lease(OfHost):
     """A server and its holders.
 
     Times are in seconds since 1970; ``expires_at`` is that of the hold that lasts longest. ``gpu_utilisation`` is the
-    share of the time that the host's GPUs were busy when the lease was renewed, None where there are none. ``progress``
-    tells the start line by line, and ``reduction`` in what the plan is smaller than the one asked for, and why.
+    share of the time that the host's GPUs were busy when the lease was renewed, None where there are none;
+    ``gpu_memory_before`` the bytes in use of each GPU just before the launch, which a stop must come back to.
+    ``progress`` tells the start line by line, and ``reduction`` in what the plan is smaller than the one asked for, and
+    why.
     """
 
     schema_version: Literal[2] = 2
+    boot_id: str
     keeper: ProcessIdentity
     server: ProcessIdentity
     state: State
@@ -80,6 +86,7 @@ class Lease(OfHost):
     gpu_utilisation: float | None = None
     progress: tuple[str, ...] = ()
     reduction: str | None = None
+    gpu_memory_before: tuple[int, ...] = ()
     started_at: float
     renewed_at: float
     expires_at: float
@@ -125,6 +132,23 @@ def token_path(folder: Path) -> Path:
 def lock_path(folder: Path) -> Path:
     """Locked by the keeper for as long as it lives: two never share a folder."""
     return folder / "keeper.lock"
+
+
+@contextmanager
+def locked(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[bool]:
+    """Hold the folder's lock for the block; yields whether it could be had: a keeper has it for as long as it lives."""
+    deadline = time.monotonic() + wait_seconds
+    with lock_path(folder).open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    yield False
+                    return
+                time.sleep(0.1)
+        yield True
 
 
 def read_lease(folder: Path) -> Lease | None:
