@@ -16,7 +16,10 @@ CGROUP = Path("/sys/fs/cgroup")
 NUMA_NODES = Path("/sys/devices/system/node")
 SETTLED_BYTES = 8 << 20
 SETTLE_SECONDS = 3.0
-SAMPLE_SECONDS = 0.4
+POLL_SECONDS = 0.04
+SETTLE_POLL_SECONDS = 0.4
+POOL_BEGUN_BYTES = 24 << 20
+"""A server that has so much more than when its weights were there is filling its pool."""
 
 Stage = Literal["starting", "loading", "over"]
 
@@ -50,7 +53,7 @@ def settled_available_bytes() -> int:
     settling = tenacity.Retrying(
         retry=tenacity.retry_if_result(lambda reading: not reading[1]),
         stop=tenacity.stop_after_delay(SETTLE_SECONDS),
-        wait=tenacity.wait_fixed(SAMPLE_SECONDS),
+        wait=tenacity.wait_fixed(SETTLE_POLL_SECONDS),
         retry_error_callback=lambda _: (last, False),
     )
     return settling(read_again)[0]
@@ -89,13 +92,25 @@ class Taken:
         return round(self.before_loading_bytes + self.while_loading_bytes / fraction)
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """Free memory of the host, and what the server has of the rest, at one moment."""
+
+    available: int
+    own: int
+
+
 class OtherProcesses:
-    """Watches, in a thread, what everything but one server takes of the host's memory while the server starts."""
+    """Watches, in a thread, what everything but one server takes of the host's memory while the server starts.
+
+    Free memory moves fast on a busy host, so it is read often, up to the moments at which SGLang reads it itself: its
+    log tells when, and that the pool begins to fill. What the server has moves slowly until then.
+    """
 
     def __init__(self, server: ProcessIdentity, log: Path, before_launch_bytes: int) -> None:
         self._server = server
         self._log = log
-        self._readings: dict[Stage, list[int]] = {"starting": [before_launch_bytes], "loading": [], "over": []}
+        self._before_launch = self._baseline = self._end = _Reading(before_launch_bytes, own=0)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="host memory", daemon=True)
 
@@ -110,24 +125,27 @@ class OtherProcesses:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(SAMPLE_SECONDS):
-            stage = self._stage()
-            if stage == "over":
+        stage: Stage = "starting"
+        while not self._done.wait(POLL_SECONDS):
+            available = available_bytes()
+            before, stage = stage, stage_of(self._log.read_text(errors="replace"))
+            if stage == "starting":
+                continue
+            own = memory_of(self._server) if stage != before or stage == "over" else self._end.own
+            if before == "starting":
+                self._baseline = _Reading(available, own)
+            elif before == "over" and own > self._end.own + POOL_BEGUN_BYTES:
                 return
-            reading = available_bytes() + memory_of(self._server)
-            if self._stage() == stage:  # else the server moved on while this was read
-                self._readings[stage].append(reading)
-
-    def _stage(self) -> Stage:
-        return stage_of(self._log.read_text(errors="replace"))
+            self._end = _Reading(available, self._end.own if before == "over" else own)
 
     @property
     def taken(self) -> Taken:
-        """What was taken until the weights were loaded, or until now."""
-        starting, loading = self._readings["starting"], self._readings["loading"]
-        at_baseline = loading[0] if loading else starting[-1]
-        at_end = loading[-1] if loading else at_baseline
-        return Taken(starting[0] - at_baseline, at_baseline - at_end)
+        """What was taken until the pool was sized, or until now."""
+        moved = [
+            (before.available - after.available) - (after.own - before.own)
+            for before, after in ((self._before_launch, self._baseline), (self._baseline, self._end))
+        ]
+        return Taken(*moved)
 
 
 def _number(path: Path) -> int | None:
