@@ -37,9 +37,6 @@ PLANNED = "planned"
 
 NO_DRAFTER = DrafterInputs()
 
-CONTEXT_GIB = 1.55
-"""What a GPU of 95.59 GiB no longer had free when a rank of the reference deployment began to load: CUDA and NCCL."""
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -110,14 +107,14 @@ class Machine:
 
     @classmethod
     def of_facts(cls, facts: HostFacts, *, device: str) -> "Machine":
-        """The machine that was asked: its smallest GPU's memory without CUDA's own, and host memory that is free."""
+        """The machine that was asked: its smallest GPU's memory, or a CPU's, without what a start takes of it."""
         available = facts.memory_available_bytes
         available_gb = round(available / 1e9, 1)
         if device == "cpu":
-            return cls(0, available / GIB, available_gb, f"host {facts.hostname}", here=True)
+            return cls(0, (available - STARTUP_BYTES["cpu"]) / GIB, available_gb, f"host {facts.hostname}", here=True)
         if not facts.gpus:
             return cls(0, source=f"host {facts.hostname} has no GPU that NVML sees", here=True)
-        memory = min(gpu.total_bytes for gpu in facts.gpus) / GIB - CONTEXT_GIB
+        memory = (min(gpu.total_bytes for gpu in facts.gpus) - STARTUP_BYTES["cuda"]) / GIB
         source = f"NVML on {facts.hostname}: {len(facts.gpus)} x {facts.gpus[0].name}"
         return cls(len(facts.gpus), memory, available_gb, source, here=True)
 

@@ -71,10 +71,11 @@ def test_one_launch_makes_the_next_at_its_fraction_exact_and_keeps_the_guess_of_
 
 
 def test_a_first_launch_is_predicted_from_the_weights_alone() -> None:
-    overheads = first_guess("cuda", weights_bytes=10 * GIB)
-    expected = int((0.5 * (GPU_BYTES - overheads.startup_bytes) - 10 * GIB) / 70_272)
-    assert predict_tokens(planned(0.5), calibrated(overheads, planned(0.5), [])) == expected
-    assert predict_tokens(planned(0.01), overheads) == 0
+    guess = first_guess("cuda", weights_bytes=71.84 * GIB)
+    for fraction, bytes_per_token, reported in MEASURED:
+        launch = planned(fraction, bytes_per_token=bytes_per_token, memory_before_launch_bytes=round(95.59 * GIB))
+        assert predict_tokens(launch, calibrated(guess, launch, [])) == pytest.approx(reported, rel=0.01)
+    assert predict_tokens(planned(0.01), guess) == 0
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,14 @@ TOLERANCE = 0.01
 
 MIB, GIB = 1 << 20, 1 << 30
 
-STARTUP_BYTES = {"cuda": 1 * GIB, "cpu": 1360 * MIB}
-"""A first guess of what the processes take before a weight is loaded. On a CPU, of which three Python processes with
-SGLang and PyTorch take host memory, measured on 0.5.23; on CUDA a context and the buffers of NCCL, not measured."""
+STARTUP_BYTES = {"cuda": round(1.55 * GIB), "cpu": 1360 * MIB}
+"""A first guess of what the processes take before a weight is loaded. On CUDA the context and NCCL: a GPU of 95.59 GiB
+had so much less free when a rank of the reference deployment began to load. On a CPU three Python processes with SGLang
+0.5.23 and PyTorch, measured."""
 
-LOADING_BYTES = {"cuda": 0, "cpu": 36 * MIB}
-"""A first guess of what loading leaves besides the weights; on a CPU measured: modules that are imported meanwhile."""
+LOADING_BYTES = {"cuda": round(0.49 * GIB), "cpu": 36 * MIB}
+"""A first guess of what a rank holds besides its weights when the pool is sized. On CUDA that of the reference
+deployment, 72.33 - 71.84 GiB; on a CPU modules that are imported meanwhile, measured."""
 
 LEAST_SPREAD = {"cuda": 0.01, "cpu": 0.1}
 """How far apart the fractions of two observations must lie to tell ``startup`` too. A CPU's memory is everybody's, and

@@ -1,7 +1,8 @@
 """A host's memory as a CPU server sees it: what is free, and what other processes took while a server started."""
 
-import re
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -18,13 +19,12 @@ SETTLED_BYTES = 8 << 20
 SETTLE_SECONDS = 3.0
 POLL_SECONDS = 0.04
 SETTLE_POLL_SECONDS = 0.4
-POOL_BEGUN_BYTES = 24 << 20
-"""A server that has so much more than when its weights were there is filling its pool."""
+FAMILY_SECONDS = 0.5
+SAME_MOMENT_BYTES = 1 << 20
+POOL_BEGUN_BYTES = 12 << 20
+"""A server that has so much more than a moment ago, when its weights were there, is filling its pool."""
 
 Stage = Literal["starting", "loading", "over"]
-
-OWN_MEMORY = re.compile(r"^(?:Pss_Anon|Pss_Shmem):\s+(\d+) kB", re.M)
-PAGE_TABLES = re.compile(r"^VmPTE:\s+(\d+) kB", re.M)
 
 
 def available_bytes() -> int:
@@ -59,17 +59,15 @@ def settled_available_bytes() -> int:
     return settling(read_again)[0]
 
 
-def memory_of(server: ProcessIdentity) -> int:
-    """Bytes that a server's processes have taken from the free memory: their own and shared pages, and page tables."""
+def memory_of(processes: Sequence[psutil.Process]) -> int:
+    """Bytes that processes have taken from the free memory: their own pages, not those of files."""
     total = 0
-    for process in family_of(server):
-        folder = Path("/proc") / str(process.pid)
+    for process in processes:
         try:
-            texts = (folder / "smaps_rollup").read_text(), (folder / "status").read_text()
-        except OSError:  # it ended while it was looked at
+            memory = process.memory_info()
+        except psutil.NoSuchProcess:  # it ended while it was looked at
             continue
-        pages = [*OWN_MEMORY.findall(texts[0]), *PAGE_TABLES.findall(texts[1])]
-        total += 1024 * sum(map(int, pages))
+        total += memory.rss - memory.shared
     return total
 
 
@@ -103,8 +101,8 @@ class _Reading:
 class OtherProcesses:
     """Watches, in a thread, what everything but one server takes of the host's memory while the server starts.
 
-    Free memory moves fast on a busy host, so it is read often, up to the moments at which SGLang reads it itself: its
-    log tells when, and that the pool begins to fill. What the server has moves slowly until then.
+    On a busy host free memory moves fast, so it is read often, up to the moments at which SGLang reads it: its log
+    tells of the baseline and of the weights, and the pool that begins to fill of the last one.
     """
 
     def __init__(self, server: ProcessIdentity, log: Path, before_launch_bytes: int) -> None:
@@ -125,18 +123,26 @@ class OtherProcesses:
         self._thread.join()
 
     def _watch(self) -> None:
-        stage: Stage = "starting"
+        before: Stage = "starting"
+        family, family_read = family_of(self._server), time.monotonic()
         while not self._done.wait(POLL_SECONDS):
-            available = available_bytes()
-            before, stage = stage, stage_of(self._log.read_text(errors="replace"))
-            if stage == "starting":
+            if time.monotonic() - family_read > FAMILY_SECONDS:
+                family, family_read = family_of(self._server), time.monotonic()
+            reading = self._read(family)
+            stage = stage_of(self._log.read_text(errors="replace"))
+            if reading is None or stage == "starting":
                 continue
-            own = memory_of(self._server) if stage != before or stage == "over" else self._end.own
             if before == "starting":
-                self._baseline = _Reading(available, own)
-            elif before == "over" and own > self._end.own + POOL_BEGUN_BYTES:
+                self._baseline = reading
+            elif stage == "over" and reading.own > self._end.own + POOL_BEGUN_BYTES:
                 return
-            self._end = _Reading(available, self._end.own if before == "over" else own)
+            self._end, before = reading, stage
+
+    def _read(self, family: Sequence[psutil.Process]) -> _Reading | None:
+        """Both figures of one moment; None when the server took memory between the two."""
+        own = memory_of(family)
+        available = available_bytes()
+        return _Reading(available, own) if abs(memory_of(family) - own) < SAME_MOMENT_BYTES else None
 
     @property
     def taken(self) -> Taken:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from aerie.errors import BadInput
 from aerie.serving.attention import Attention, attention_of, kv_dtype_bytes
+from aerie.serving.calibration import LOADING_BYTES
 from aerie.serving.drafter_size import DrafterSize, size_drafter
 from aerie.serving.errors import PlanRefused
 from aerie.serving.headroom import GIB, Buffers, count_buffers
@@ -31,9 +32,6 @@ VERDICTS: tuple[Verdict, ...] = ("fits", "tight", "refused")
 
 SERVED_KV_TYPES = frozenset({"auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "nvfp4", "fp4_mx_block16"})
 """What ``--kv-cache-dtype`` of SGLang 0.5.23 takes."""
-
-LOADING_REMAINS_GIB = 0.49
-"""What the reference deployment's ranks held besides their weights when the pool was sized: 72.33 - 71.84 GiB."""
 
 QUEUE_FACTOR = 2
 """Requests to keep in flight for each that can run: the reference's 150 held 72 running and 79 queued."""
@@ -223,7 +221,8 @@ def _static(inputs: PlanInputs, cache: _Cache) -> _Static:
     estimate = estimate_weights(inputs.config, ranks, dtype=inputs.dtype)
     total = inputs.weights_bytes or estimate.total_bytes
     weights_gib = total * estimate.rank_share / GIB
-    remains = LOADING_REMAINS_GIB if inputs.device == "cuda" else 0.0
+    remains = LOADING_BYTES[inputs.device] / GIB
+    measured = "on the reference deployment" if inputs.device == "cuda" else "on a CPU"
     source = "given or on disk" if inputs.weights_bytes else "estimated from the configuration"
     return _Static(
         line=PoolLine(pool_bytes=memory, static_bytes=(weights_gib + remains) * GIB),
@@ -236,7 +235,7 @@ def _static(inputs: PlanInputs, cache: _Cache) -> _Static:
                 f"{total / 1e9:,.1f} GB in all ({source}), of which {estimate.rank_share:.2%} on the fullest of "
                 f"{ranks.tensor * ranks.stages} rank{'s' if ranks.tensor * ranks.stages > 1 else ''}, copies included",
             ),
-            *([Sum("left by loading", f"{remains:.2f} GiB", "as on the reference deployment")] if remains else []),
+            Sum("left by loading", f"{remains:.2f} GiB", f"as measured {measured}"),
         ),
         estimated=() if inputs.weights_bytes else ("the weights, from the configuration",),
     )
