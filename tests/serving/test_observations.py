@@ -1,6 +1,7 @@
 """Observations on their way from the keeper to the next plan and to the events of a stage; the server is a fake."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,9 @@ def test_a_person_is_told_once_of_a_pool_that_is_not_as_planned(
 def test_a_checkpoint_that_the_planner_does_not_know_is_refused_before_the_launch(
     ensure: Callable[[ServerPlan], ServerHandle], folder: Path, tmp_path: Path, fake_plan: Callable[..., ServerPlan]
 ) -> None:
-    (tmp_path / "strange").mkdir()
-    (tmp_path / "strange" / "config.json").write_text('{"model_type": "strange"}')
+    strange = Path(shutil.copytree(fake_plan().model_path, tmp_path / "strange"))
+    config = json.loads((strange / "config.json").read_text())
+    (strange / "config.json").write_text(json.dumps(config | {"model_type": "strange"}))
     with pytest.raises(client.errors.PlanRefused, match="model_type 'strange' has an attention"):
-        ensure(fake_plan(model_path=tmp_path / "strange"))
+        ensure(fake_plan(model_path=strange))
     assert read_observations(folder) == () and client.status(folder) is None
