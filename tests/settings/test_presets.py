@@ -8,7 +8,7 @@ from aerie.errors import BadInput
 from aerie.serving.memory import hicache_safe_gb_per_rank
 from aerie.settings.bundled import bundled_config
 from aerie.settings.machine import PROJECT_ROOT, settings_path
-from aerie.settings.pipeline import DATASET_KEYS, GENERATED_KEYS, PipelineSettings, load_settings
+from aerie.settings.pipeline import DATASET_KEYS, GENERATED_KEYS, CanarySettings, PipelineSettings, load_settings
 from aerie.settings.presets import preset_names, preset_of, preset_path
 from aerie.sources.readers import READERS, TOKENISED
 
@@ -92,6 +92,7 @@ def test_the_missions_data_sets_are_the_reference_deployments():
     assert {one.budget_tokens for one in generated} == {10_000_000}
     assert [one.concurrency for one in generated] == [150] * 7 + [32]
     assert settings.datasets["B8_sweagent"].max_new_tokens == 16_384
+    assert {one.canary for one in generated} == {CanarySettings()}, "the thresholds that ship changed under the mission"
     assert [key for key, one in settings.datasets.items() if one.about_tools] == ["B1_glaive", "B8_sweagent"]
 
 

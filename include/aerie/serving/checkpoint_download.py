@@ -8,7 +8,13 @@ from pathlib import Path
 
 from httpx2 import HTTPError
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import filter_repo_objects
 
@@ -124,6 +130,8 @@ def _explained(repository: str, revision: str) -> Iterator[None]:
     """Errors of the hub as ours."""
     try:
         yield
+    except OfflineModeIsEnabled as error:
+        raise BadInput(f"{repository}: HF_HUB_OFFLINE is set, so nothing can be downloaded: unset it") from error
     except GatedRepoError as error:
         raise BadInput(
             f"{repository} is gated: accept its terms at https://huggingface.co/{repository}, then give a token of "
