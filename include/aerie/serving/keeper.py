@@ -146,7 +146,7 @@ class Keeper:
                     await self._end_server()
                     found = await asyncio.to_thread(preflight, request.plan, request.preflight, folder=self._root)
                     prediction = await asyncio.to_thread(predict_launch, request.plan, self._root)
-                    self._start(request, prediction, found)
+                    self._start(request, prediction, [*found, prediction.text])
                 return self._expect_lease()
 
     def _require_turn(self, owner: str, *, shared: bool) -> None:

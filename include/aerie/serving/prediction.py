@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from aerie.serving.attention import attention_of, kv_dtype_bytes
-from aerie.serving.calibration import Overheads, calibrated, first_guess, predict_tokens, require_host_spares
+from aerie.serving.calibration import GIB, Overheads, calibrated, first_guess, predict_tokens, require_host_spares
 from aerie.serving.checkpoint_files import weights_bytes
 from aerie.serving.errors import PlanRefused
 from aerie.serving.host import host_facts
@@ -27,6 +27,15 @@ class Prediction:
 
     launch: PlannedLaunch
     tokens: int
+
+    @property
+    def text(self) -> str:
+        """For people: the prediction, and what it comes from."""
+        launch = self.launch
+        return (
+            f"KV pool planned: {self.tokens:,} tokens of {launch.bytes_per_token:,} bytes, at mem_fraction_static "
+            f"{launch.mem_fraction_static:g} with {launch.memory_before_launch_bytes / GIB:.2f} GiB free"
+        )
 
 
 def predict_launch(plan: ServerPlan, folder: Path) -> Prediction:
