@@ -17,6 +17,7 @@ from aerie.serving.plan import DrafterPlan, ServerPlan
 from aerie.serving.probe import ReadyServer, differences_from_plan, probe
 from aerie.serving.probing import Probing
 from aerie.serving.question import Answer
+from aerie.settings.profile import load_profile
 
 from . import fake_server
 from .fake_keeper import fake_info
@@ -106,6 +107,27 @@ def test_one_odd_answer_is_chance(probed: Probe) -> None:
 def test_reasoning_that_goes_on_to_the_cap_is_no_fault(probed: Probe) -> None:
     (replica,) = probed("reasons to the cap").replicas
     assert replica.answer == Answer(tokens=1024, finish="length", flags=("truncated_in_reasoning",), tries=1)
+
+
+def test_a_family_that_does_not_reason_needs_no_boundary(
+    answering: Answering, make_plan: Callable[..., ServerPlan], probing: Probing, tmp_path: Path
+) -> None:
+    plain = probing.model_copy(
+        update={
+            "profile": load_profile("smollm2"),
+            "texts": probing.texts.model_copy(update={"question_ids": (1, 2, 3)}),
+        }
+    )
+    plan = make_plan(probing=plain)
+    (replica,) = probe(answering("never closes its reasoning", plan), plan, "launch-1", folder=tmp_path).replicas
+    assert replica.answer == Answer(tokens=32, finish="stop", flags=(), tries=1)
+    with pytest.raises(WrongServer, match="loop in 121 tokens"):
+        probe(answering("loops", plan), plan, "launch-1", folder=tmp_path)
+
+
+def test_a_question_that_leaves_no_room_for_an_answer_names_the_setting(probed: Probe) -> None:
+    with pytest.raises(WrongServer, match="does not fit into 4: raise context_length"):
+        probed(context_length=20)
 
 
 def test_the_first_launch_is_what_later_ones_are_held_against(probed: Probe, tmp_path: Path) -> None:
