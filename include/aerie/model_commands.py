@@ -31,9 +31,9 @@ def fetch_model(
         return
     if preset is not None or revision is None:
         raise BadInput("--model needs --revision, and goes without --preset")
-    if not re.match(REPOSITORY_PATTERN, model):
+    if not re.fullmatch(REPOSITORY_PATTERN, model):
         raise BadInput(f"--model {model!r} is not a repository: expected owner/name")
-    if not re.match(HUB_COMMIT_PATTERN, revision):
+    if not re.fullmatch(HUB_COMMIT_PATTERN, revision):
         raise BadInput(f"--revision {revision!r}: expected a commit, 40 hexadecimal digits; a branch or a tag moves")
     move_to_model_environment()
     from aerie.serving.checkpoint_download import fetch_checkpoint

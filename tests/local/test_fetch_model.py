@@ -1,5 +1,6 @@
 """``./aerie fetch-model`` against a stand-in for the hub: what comes, what goes on, and what is refused."""
 
+import fcntl
 import json
 import os
 import struct
@@ -120,6 +121,16 @@ def test_a_gated_repository_says_what_to_do_and_comes_with_a_token(hub: Hub, fet
 
     done = fetch(*NAMED, HF_TOKEN="hf_allowed")
     assert done.returncode == 0, done.stderr
+
+
+def test_two_downloads_into_one_folder_do_not_meet(fetch, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "Verifier"
+    folder.mkdir(parents=True)
+    with (folder / ".aerie-fetch.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused = fetch(*NAMED)
+    assert refused.returncode == 2, refused.stderr
+    assert f"{folder}: another fetch-model is at work here" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,14 @@ def test_a_folder_without_weights_and_one_that_is_not_there_are_told_apart(tmp_p
     assert verify_checkpoint(tmp_path / "none") == [f"{tmp_path / 'none'}: there is no such folder"]
 
 
+def test_a_shard_that_cannot_be_read_is_a_problem_and_no_traceback(checkpoint: Path, monkeypatch) -> None:
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refused)
+    assert verify_checkpoint(checkpoint)[0].endswith(": cannot be read: Permission denied")
+
+
 def test_every_missing_shard_is_told(checkpoint: Path) -> None:
     for shard in SHARDS:
         (checkpoint / shard).unlink()

@@ -25,14 +25,13 @@ GIT_LFS_POINTER = b"version https://git-lfs"
 
 
 def verify_checkpoint(folder: Path) -> list[str]:
-    """What is wrong with a checkpoint's files, one line each that names the file; empty where they are whole.
-
-    Raises:
-        OSError: a file is there and cannot be read.
-    """
-    if not folder.is_dir():
-        return [f"{folder}: there is no such folder"]
-    return [*_configuration_problems(folder), *_weights_problems(folder)]
+    """What is wrong with a checkpoint's files, one line each that names the file; empty where they are whole."""
+    try:
+        if not folder.is_dir():
+            return [f"{folder}: there is no such folder"]
+        return [*_configuration_problems(folder), *_weights_problems(folder)]
+    except OSError as error:
+        return [f"{error.filename or folder}: cannot be read: {error.strerror}"]
 
 
 def weights_bytes(folder: Path, *, dtype_bytes: int) -> int:

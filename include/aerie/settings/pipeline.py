@@ -113,7 +113,7 @@ class VerifierSettings(Frozen):
 
     @model_validator(mode="after")
     def _pinned(self) -> Self:
-        if self.huggingface is not None and not re.match(HUB_COMMIT_PATTERN, self.revision or ""):
+        if self.huggingface is not None and not re.fullmatch(HUB_COMMIT_PATTERN, self.revision or ""):
             raise ValueError(
                 f"huggingface is {self.huggingface}, but revision is {self.revision!r}: expected a commit, 40 "
                 "hexadecimal digits, because a branch moves"
