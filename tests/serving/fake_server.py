@@ -173,6 +173,12 @@ def main() -> None:
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     if options.behaviour not in ("ignores SIGTERM", "leaves an orphan"):
         signal.signal(signal.SIGTERM, lambda *_: (worker.kill(), sys.exit(0)))
+    if options.behaviour == "never ready":
+        print("[2026-11-30 00:00:15 TP0] Load weight begin. avail mem=94.03 GB", flush=True)
+    too_large = out_of_memory(options.behaviour, options.sizes)
+    if too_large and not options.behaviour.endswith("later"):
+        print(too_large, flush=True)
+        time.sleep(600)
     server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     if options.behaviour == "worker dies at start":
@@ -180,8 +186,8 @@ def main() -> None:
     if options.behaviour == "worker dies later":
         time.sleep(3)
         say_that_a_worker_died()
-    if too_large := out_of_memory(options.behaviour, options.sizes):
-        time.sleep(3 if options.behaviour.endswith("later") else 0)
+    if too_large:
+        time.sleep(3)
         print(too_large, flush=True)
     while True:
         time.sleep(1)

@@ -389,6 +389,58 @@ FAILING = (
         status=1,
     ),
     Failing(
+        "old GPUs",
+        LOADING + hit(LOADS, "RuntimeError: SGLang only supports sm75 and above."),
+        "the GPUs are older",
+    ),
+    Failing(
+        "another quantisation",
+        COMMAND
+        + "\n"
+        + traceback(
+            (),
+            "ValueError: Quantization method specified in the model config (compressed-tensors) does not match the "
+            "quantization method specified in the `quantization` argument (fp8).",
+        ),
+        "leave --quantization out of",
+        status=1,
+    ),
+    Failing(
+        "no drafter for this model",
+        LOADED
+        + hit(
+            STARTING,
+            "NotImplementedError: Model FooForCausalLM does not implement set_eagle3_layers_to_capture, which EAGLE3 aux "
+            "hidden-state capture requires.",
+        ),
+        "cannot serve an EAGLE-3 drafter with this model",
+    ),
+    Failing(
+        "tensors of another model",
+        LOADING
+        + hit(
+            LOADS,
+            "AssertionError: Attempted to load weight (torch.Size([4096, 7168])) into parameter (torch.Size([512, 7168]))",
+        ),
+        "a tensor has another shape than config.json says",
+    ),
+    Failing(
+        "pages that do not divide",
+        COMMAND + "\n" + traceback((), "AssertionError: chunked_prefill_size must be divisible by page_size"),
+        "a multiple of serving.page_size",
+        status=1,
+    ),
+    Failing(
+        "a rank that did not finish",
+        LOADED
+        + hit(
+            LOADS,
+            "ValueError: TP rank 3 could finish the model loading, but there are other ranks that didn't finish loading. "
+            "It is likely due to unexpected failures (e.g., OOM) or a slow node.",
+        ),
+        "the rank that failed first",
+    ),
+    Failing(
         "kernel of other GPUs",
         SIZED
         + hit(CAPTURES, "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device"),

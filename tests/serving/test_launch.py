@@ -51,9 +51,9 @@ def test_dead_worker_behind_a_living_http_process_is_noticed(launch: Launch, fak
         launched.require_alive()
 
 
-def test_server_that_never_answers_is_given_up(launch: Launch, fake_plan: Make) -> None:
+def test_server_that_never_answers_is_given_up_and_told_how_far_it_got(launch: Launch, fake_plan: Make) -> None:
     plan = fake_plan("never ready")
-    with pytest.raises(NotReady, match=r"not ready after 2 s: .*503"):
+    with pytest.raises(NotReady, match=r"not ready after 2 s: .*503.*it got as far as: Load weight begin"):
         wait(launch(plan), plan, seconds=2)
 
 

@@ -182,6 +182,11 @@ def test_after_a_failed_prefill_its_parts_are_smaller(
     assert smaller(plan, OutOfMemoryInPrefill(""), log_of(tmp_path)) == change
 
 
+def test_parts_of_a_prompt_stay_whole_pages(make_plan: Make, tmp_path: Path) -> None:
+    plan = make_plan(chunked_prefill_size=9216, page_size=96)
+    assert smaller(plan, OutOfMemoryInPrefill(""), log_of(tmp_path)) == {"chunked_prefill_size": 4032}
+
+
 def test_what_sglang_chose_is_where_making_smaller_begins(make_plan: Make, tmp_path: Path) -> None:
     log = log_of(tmp_path, server_logs.READY.replace("chunked_prefill_size=8192", "chunked_prefill_size=4096"))
     assert smaller(make_plan(), OutOfMemoryInPrefill(""), log) == {"chunked_prefill_size": 2048}

@@ -247,9 +247,14 @@ KNOWN: tuple[KnownFailure, ...] = (
         pattern=(
             r"TllmGenFmhaRunner|Unsupported architecture|(?:TRTLLM|CuteDSL|TensorRT-LLM) M[HL]A backend"
             r"|TRTLLM FMHAv2|FlashAttention v\d Backend requires|backend can only be used with (?:non-)?MLA models"
-            r"|attention backend requires an? SM|Please use a different (?:\w+ )?backend"
+            r"|attention backend requires an? SM|Please use a different (?:\w+ )?backend|Invalid attention backend"
         ),
         advice=f"the attention backend does not run this model on these GPUs: {OTHER_BACKEND}",
+    ),
+    KnownFailure(
+        says="SGLang only supports sm75 and above; The quantization method ... Minimum capability: 80",
+        pattern=r"only supports sm\d+ and above|Minimum capability: \d+",
+        advice="the GPUs are older than this SGLang, or the checkpoint's quantisation, needs: take newer ones",
     ),
     KnownFailure(
         says="no kernel image is available for execution on the device",
@@ -300,9 +305,36 @@ KNOWN: tuple[KnownFailure, ...] = (
         advice="this SGLang does not know the model's architecture: see verifier.path, or take a release that knows it",
     ),
     KnownFailure(
+        says="does not match the quantization method specified in; quantization is currently not supported",
+        pattern=r"does not match the quantization|quantization is currently not|Unknown quantization method",
+        advice=(
+            "the checkpoint says how it is quantised, and this SGLang must know it: leave --quantization out of "
+            "serving.extra_arguments, or take another checkpoint"
+        ),
+    ),
+    KnownFailure(
+        says="does not implement set_eagle3_layers_to_capture",
+        pattern=r"set_eagle3_layers_to_capture",
+        advice="this SGLang cannot serve an EAGLE-3 drafter with this model: take a release that can",
+    ),
+    KnownFailure(
+        says="Attempted to load weight; size mismatch; The size of tensor a must match the size of tensor b",
+        pattern=r"Attempted to load weight|size mismatch|shape mismatch|The size of tensor a",
+        frames=LOADING_FRAMES,
+        advice=(
+            "a tensor has another shape than config.json says: the files are of different models or revisions; get the "
+            "verifier again with ./aerie fetch-model, or export the drafter again"
+        ),
+    ),
+    KnownFailure(
         says="context_length (...) is greater than the derived context_length (...)",
         pattern=r"is greater than the derived context_length",
         advice="the model was not made for so long a context: lower serving.context_length",
+    ),
+    KnownFailure(
+        says="chunked_prefill_size must be divisible by page_size",
+        pattern=r"chunked_prefill_size must be divisible by page_size",
+        advice="make serving.chunked_prefill_size a multiple of serving.page_size",
     ),
     KnownFailure(
         says="is not divisible by; must be divisible by",
@@ -342,10 +374,10 @@ KNOWN: tuple[KnownFailure, ...] = (
         ),
     ),
     KnownFailure(
-        says="NCCL error: unhandled system error; Watchdog caught collective operation timeout",
+        says="NCCL error: unhandled system error; Watchdog caught collective operation timeout; didn't finish loading",
         pattern=(
             r"NCCL error|nccl\w*Error|ncclRemoteError|DistBackendError|Watchdog caught collective operation timeout"
-            r"|Process group watchdog thread terminated|Connection closed by peer|TCPStore"
+            r"|Process group watchdog thread terminated|Connection closed by peer|TCPStore|didn't finish loading"
         ),
         advice=(
             "the ranks lost each other: look in the log for the rank that failed first, give a container a /dev/shm of "

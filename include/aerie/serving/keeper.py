@@ -105,6 +105,7 @@ class Keeper:
         self._identity = ProcessIdentity.of(os.getpid())
         self._lease: Lease | None = None
         self._launched: Launched | None = None
+        self._found: tuple[str, ...] = ()  # before the start of what is launched
         self._wanted: str | None = None  # token of the launch that is to be watched
         self._watch: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
@@ -167,7 +168,6 @@ class Keeper:
         gpu_memory_before = gpu_memory_in_use()
         # In the thread of the event loop, which lives as long as the keeper: the server dies with the thread.
         launched = start_server(request.plan, python=Path(sys.executable), folder=self._root)
-        launched.log.progress.extend(found)
         for line in found:
             log.info("%s", line)
         reduction = reduction_behind(self._root, request.plan)
@@ -192,7 +192,7 @@ class Keeper:
             renewed_at=now,
             expires_at=now,
         )
-        self._launched, self._wanted = launched, launched.token
+        self._launched, self._found, self._wanted = launched, tuple(found), launched.token
         self._watch = asyncio.create_task(self._watch_over(launched, request, prediction))
         self._watch.add_done_callback(self._note_crash)
         self._hold(request.owner, request.lease_seconds)
@@ -280,7 +280,7 @@ class Keeper:
 
     def _hold(self, owner: str, seconds: float) -> None:
         self._holds.hold(owner, seconds)
-        progress = tuple(self._launched.log.progress) if self._launched else ()
+        progress = (*self._found, *self._launched.log.progress) if self._launched else ()
         self._record(renewed_at=time.time(), gpu_utilisation=gpu_utilisation(), progress=progress)
 
     def _parties(self) -> dict[str, object]:

@@ -153,4 +153,7 @@ def wait_until_ready(
             reraise=True,
         )(attempt)
     except NotReady as last:
-        raise NotReady(f"server not ready after {timeout_seconds:g} s: {last} (log: {launched.log.path})") from last
+        reached = f"; it got as far as: {launched.log.progress[-1]}" if launched.log.progress else ""
+        raise NotReady(
+            f"server not ready after {timeout_seconds:g} s: {last}{reached} (log: {launched.log.path})"
+        ) from last

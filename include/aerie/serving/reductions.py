@@ -104,7 +104,7 @@ def smaller(plan: ServerPlan, failure: OutOfMemory, log: ServerLog) -> Change:
         size = plan.chunked_prefill_size or log.effective.get("chunked_prefill_size")
         fitting = [one for one in PREFILL_SIZES if size is None or one < size]
         if fitting:
-            return {"chunked_prefill_size": fitting[0]}
+            return {"chunked_prefill_size": fitting[0] - fitting[0] % (plan.page_size or 1)}
     if isinstance(failure, OutOfMemoryInDecode):
         running = log.batch.running_requests if log.batch else None
         limits = (plan.max_running_requests, log.effective.get("max_running_requests"), running)
