@@ -77,9 +77,13 @@ def start(request: StageRequest, events: Events) -> StageResult:
         owner=request.run_id,
         events=events,
     )
-    events.progress(f"server {handle.url} is ready: {handle.max_total_num_tokens:,} KV tokens; log: {handle.log_path}")
+    log = f"log: {handle.log_path}" if handle.log_path else "its log is with its owner"
+    events.progress(f"server {handle.url} is ready: {handle.max_total_num_tokens:,} KV tokens; {log}")
+    data = {"url": handle.url, "launch_token": handle.launch_token}
+    if handle.log_path is None:
+        return StageResult(stage="serve_start", reused=True, data=data)
+    data["log_path"] = str(handle.log_path)
     lease = client.status(request.server_folder)
-    data = {"url": handle.url, "launch_token": handle.launch_token, "log_path": str(handle.log_path)}
     document = lease.model_dump(mode="json") if lease else None
     return StageResult(stage="serve_start", reused=handle.reused, data={**data, "lease": document})
 
@@ -90,6 +94,9 @@ def stop(request: StageRequest, events: Events) -> StageResult:
     Raises:
         ProcessesLeft: its processes survive; the message names them.
     """
+    if request.settings.serving.backend == "external":
+        events.progress(f"{request.settings.serving.external_url} is someone else's server: it is left running")
+        return StageResult(stage="serve_stop", reused=True)
     before = client.status(request.server_folder)
     if before is None:
         events.progress("nothing to do: no server runs")

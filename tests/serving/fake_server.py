@@ -161,7 +161,8 @@ def main() -> None:
     parser.add_argument("--weight-version")
     options = parser.parse_args()
     Handler.behaviour = options.behaviour
-    Handler.info = {**options.info, "served_model_name": options.served_model_name}
+    names = {"served_model_name": options.served_model_name, "weight_version": options.weight_version}
+    Handler.info = {**options.info, **names}
 
     if options.behaviour == "exits at start":
         print(

@@ -12,7 +12,7 @@ from aerie.errors import AerieError, BadInput
 from aerie.generation.client import HEALTH_SECONDS, ServerInfo
 from aerie.serving.client import ServerHandle, evidence, renew, stop
 from aerie.serving.configured import ensure_configured, plan_configured
-from aerie.serving.errors import KeeperUnreachable
+from aerie.serving.errors import KeeperUnreachable, NotReady
 from aerie.serving.evidence import Evidence
 from aerie.settings.pipeline import PipelineSettings
 from aerie.stages import Events, StageRequest
@@ -60,11 +60,12 @@ def ensure(request: StageRequest, events: Events) -> Server:
         events=events,
     )
     renewal = Renewal(handle, settings.serving.lease_seconds, events.progress)
-    return Server(handle.url, handle.launch_token, renewal, lambda: end_stuck(handle))
+    end = None if handle.external_identity is not None else lambda: end_stuck(handle)
+    return Server(handle.url, handle.launch_token, renewal, end)
 
 
 class Renewal:
-    """Renews a lease; a keeper that does not answer is forgiven while the lease still holds."""
+    """Renews a lease; a keeper, or an external server, that does not answer is forgiven while the lease still holds."""
 
     def __init__(self, handle: ServerHandle, lease_seconds: float, report: Callable[[str], None]) -> None:
         self._handle = handle
@@ -80,14 +81,14 @@ class Renewal:
         """
         began = time.monotonic()
         try:
-            lease = renew(self._handle, lease_seconds=self._lease_seconds)
-        except KeeperUnreachable as error:
+            gpu_utilisation = renew(self._handle, lease_seconds=self._lease_seconds)
+        except (KeeperUnreachable, NotReady) as error:
             if time.monotonic() - self._renewed_at > self._lease_seconds / 2:
                 raise
             self._report(f"the lease could not be renewed yet: {error}")
             return None
         self._renewed_at = began
-        return lease.gpu_utilisation
+        return gpu_utilisation
 
 
 def end_stuck(handle: ServerHandle) -> StuckServer:

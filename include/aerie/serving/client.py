@@ -19,7 +19,7 @@ import tenacity
 
 from aerie.errors import AerieError, BadInput
 from aerie.processes import wait_until_gone
-from aerie.serving import errors
+from aerie.serving import errors, external
 from aerie.serving.errors import KeeperEnding, KeeperUnreachable, LeaseLost, NotReady, ServerBusy, ServerDied
 from aerie.serving.evidence import Evidence
 from aerie.serving.lease import (
@@ -57,16 +57,20 @@ ERRORS: Mapping[str, type[AerieError]] = {
 
 @dataclass(frozen=True)
 class ServerHandle:
-    """A ready server: where it answers, which launch it is, the folder whose keeper keeps it, and who holds it."""
+    """A ready server: where it answers, which launch it is, the folder whose keeper keeps it, and who holds it.
+
+    One that someone else owns has an ``external_identity``, and no log that can be read from here.
+    """
 
     url: str
     launch_token: str
     folder: Path
     owner: str
-    log_path: Path
+    log_path: Path | None
     max_total_num_tokens: int
     observation: Observation | None
     reused: bool
+    external_identity: str | None = None
 
 
 class Keeper:
@@ -325,20 +329,49 @@ def _last_line(log: Path) -> str:
     return f"{lines[-1] if lines else 'it logged nothing'} (log: {log})"
 
 
-def renew(handle: ServerHandle, *, lease_seconds: float = 300.0) -> Lease:
-    """Hold the server for longer.
+def use_external(url: str, plan: ServerPlan, *, folder: Path, owner: str) -> ServerHandle:
+    """Use a server that someone else owns, once it has shown to be as planned.
 
     Raises:
+        NotReady: it does not answer.
+        WrongServer: it is another one than planned, or answers nonsense.
+    """
+    found = external.examine(url, plan, folder=folder)
+    return ServerHandle(
+        url=url,
+        launch_token=f"external-{found.identity[:16]}",
+        folder=folder,
+        owner=owner,
+        log_path=None,
+        max_total_num_tokens=found.max_total_num_tokens,
+        observation=None,
+        reused=True,
+        external_identity=found.identity,
+    )
+
+
+def renew(handle: ServerHandle, *, lease_seconds: float = 300.0) -> float | None:
+    """Hold the server for longer; one that someone else owns must merely be there, and be the same.
+
+    Returns:
+        Share of the time that the GPUs of its host were busy lately; None where there are none, or it is not known.
+
+    Raises:
+        NotReady: someone else's server does not answer.
         LeaseLost: there is no keeper or no server any more, it is another launch, or the hold was not renewed in time.
         ServerDied, LaunchFailed, ...: the server has failed; the error says why.
         KeeperUnreachable: the keeper does not answer.
     """
+    if handle.external_identity is not None:
+        external.require_same(handle.url, handle.external_identity)
+        return None
     keeper = find_keeper(handle.folder)
     if keeper is None:
         raise LeaseLost(
             f"{address_path(handle.folder)}: the keeper of {handle.launch_token} is gone, and its server with it"
         )
-    return _require_alive(keeper.renew(handle.launch_token, owner=handle.owner, lease_seconds=lease_seconds))
+    lease = _require_alive(keeper.renew(handle.launch_token, owner=handle.owner, lease_seconds=lease_seconds))
+    return lease.gpu_utilisation
 
 
 @contextmanager

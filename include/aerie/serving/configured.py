@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from aerie.errors import BadInput
 from aerie.serving.calibration import deviation
-from aerie.serving.client import ServerHandle, ensure_server
+from aerie.serving.client import ServerHandle, ensure_server, use_external
 from aerie.serving.errors import OutOfMemory
 from aerie.serving.plan import DrafterPlan, Phase, ServerPlan
 from aerie.serving.preflight import PreflightOptions
@@ -44,7 +44,7 @@ def plan_configured(
 def ensure_configured(
     settings: PipelineSettings, plan: ServerPlan, *, folder: Path, owner: str, events: Events
 ) -> ServerHandle:
-    """Have a ready server of this plan, with the settings' lease and patience.
+    """Have a ready server of this plan, with the settings' lease and patience; or check that someone else's is one.
 
     A plan that runs out of memory is tried once more, smaller, and stays smaller (``aerie.serving.reductions``).
 
@@ -52,9 +52,14 @@ def ensure_configured(
 
     Raises:
         OutOfMemory: the smaller plan does not fit either.
-        AerieError: as ``ensure_server`` raises.
+        AerieError: as ``ensure_server`` and ``use_external`` raise.
     """
     probing = probing_of(settings, folder)
+    if settings.serving.external_url is not None:
+        events.progress(f"using the server at {settings.serving.external_url}, which someone else owns")
+        return use_external(
+            settings.serving.external_url, plan.model_copy(update={"probing": probing}), folder=folder, owner=owner
+        )
 
     def ensure(asked: ServerPlan) -> ServerHandle:
         return ensure_server(

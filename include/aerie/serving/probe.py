@@ -74,10 +74,34 @@ def probe(url: str, plan: ServerPlan, launch_token: str, *, folder: Path) -> Rea
         WrongServer: it answers, but as another server, or nonsense.
     """
     _get(f"{url}/health_generate")
-    info = _get(f"{url}/server_info").json()
+    info = server_info(url)
     differences = differences_from_plan(info, plan, launch_token)
     if differences:
         raise WrongServer(f"{url}/server_info: not the server that was launched: {'; '.join(differences)}")
+    return probe_replicas(url, plan, info, version=launch_token, folder=folder)
+
+
+def server_info(url: str) -> dict[str, Any]:
+    """What a server says of itself at ``/server_info``.
+
+    Raises:
+        NotReady: it does not answer, or not with an object.
+    """
+    try:
+        info = _get(f"{url}/server_info").json()
+    except requests.JSONDecodeError as error:
+        raise NotReady(f"{url}/server_info: not JSON: {error}") from error
+    if not isinstance(info, dict):
+        raise NotReady(f"{url}/server_info: expected an object, got {type(info).__name__}")
+    return info
+
+
+def probe_replicas(url: str, plan: ServerPlan, info: Mapping[str, Any], *, version: str, folder: Path) -> ReadyServer:
+    """Probe every replica of a server that is as planned; each answer must be of weight version ``version``.
+
+    Raises:
+        NotReady, WrongServer: as ``probe``.
+    """
     replicas = range(plan.data_parallel_size * plan.attention_data_parallel_size)
     return ReadyServer(
         url=url,
@@ -85,8 +109,7 @@ def probe(url: str, plan: ServerPlan, launch_token: str, *, folder: Path) -> Rea
         memory_left_bytes=memory_left_bytes(info),
         probed_at=time.time(),
         replicas=tuple(
-            _probe_replica(_Replica(url, replica, len(replicas), launch_token), plan, folder, info)
-            for replica in replicas
+            _probe_replica(_Replica(url, replica, len(replicas), version), plan, folder, info) for replica in replicas
         ),
     )
 
