@@ -70,6 +70,11 @@ def test_one_launch_makes_the_next_at_its_fraction_exact_and_keeps_the_guess_of_
     assert overheads.startup_bytes == GUESS.startup_bytes
 
 
+def test_the_next_plan_follows_the_latest_launch_however_many_were_otherwise() -> None:
+    earlier = [observed(planned(), 120_000), observed(planned(), 121_000), reference(MEASURED[1])]
+    assert predict_tokens(planned(), calibrated(GUESS, planned(), earlier)) == pytest.approx(159_277, abs=1)
+
+
 def test_a_first_launch_is_predicted_from_the_weights_alone() -> None:
     guess = first_guess("cuda", weights_bytes=71.84 * GIB)
     for fraction, bytes_per_token, reported in MEASURED:

@@ -1,6 +1,7 @@
 """The plan against what real SGLang reports: its KV pool on a CPU, sized from the host's memory; serve environment."""
 
 import importlib.util
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -26,18 +27,29 @@ pytestmark = [
 
 @pytest.fixture
 def heavy_verifier(tmp_path: Path) -> Path:
-    """A checkpoint of random weights: 278 MB as stored, 556 MB as served here, a fifth of the pool."""
+    """The demo's verifier made wide, with random weights: 270 MB stored, 540 MB as served here, a fifth of the pool."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from safetensors.torch import save_file
 
     folder = tmp_path / "heavy"
-    shutil.copytree(VERIFIER, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    config = LlamaConfig(
-        vocab_size=1024, hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=16,
-        num_key_value_heads=16, max_position_embeddings=2048, bos_token_id=1008, eos_token_id=1010, pad_token_id=1022,
-    )  # fmt: skip
+    shutil.copytree(VERIFIER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((VERIFIER / "config.json").read_text())
+    width, inner, layers, vocabulary = 1024, 4096, config["num_hidden_layers"], config["vocab_size"]
+    wide = {"hidden_size": width, "intermediate_size": inner, "head_dim": 64}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 16}
+    (folder / "config.json").write_text(json.dumps(config | wide | heads))
+    shapes = {"model.embed_tokens": (vocabulary, width), "lm_head": (vocabulary, width), "model.norm": (width,)}
+    for layer in range(layers):
+        parts = {f"self_attn.{part}_proj": (width, width) for part in "qkvo"}
+        parts |= {"mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner)}
+        parts |= {"input_layernorm": (width,), "post_attention_layernorm": (width,)}
+        shapes |= {f"model.layers.{layer}.{part}": shape for part, shape in parts.items()}
     torch.manual_seed(0)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    weights = {
+        f"{name}.weight": (0.02 * torch.randn(shape) if len(shape) == 2 else torch.ones(shape)).bfloat16()
+        for name, shape in shapes.items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

@@ -67,12 +67,13 @@ def first_guess(device: str, weights_bytes: float) -> Overheads:
 
 
 def calibrated(guess: Overheads, launch: PlannedLaunch, observations: Sequence[Observation]) -> Overheads:
-    """Overheads as earlier launches of the same server tell them.
+    """Overheads as earlier launches of the same server tell them, oldest first; of each fraction the latest.
 
     One observation, or several at about the same fraction, correct ``static_bytes``, and leave ``startup_bytes`` as it
     was guessed; from two that lie apart the line through them gives both.
     """
-    told = [one for one in observations if not one.was_capped and one.is_of_same_server(launch)]
+    same = (one for one in observations if not one.was_capped and one.is_of_same_server(launch))
+    told = {one.mem_fraction_static: one for one in same}.values()
     if not told:
         return guess
     fractions = [one.mem_fraction_static for one in told]
