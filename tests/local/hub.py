@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from urllib.parse import urlsplit
 
 REPOSITORY = "acme/Verifier"
@@ -21,6 +21,8 @@ class Hub:
     token: str | None = None
     cut_once: set[str] = field(default_factory=set)
     unavailable: set[str] = field(default_factory=set)
+    stalled: set[str] = field(default_factory=set)
+    go_on: Event = field(default_factory=Event)
     endpoint: str = ""
     downloads: list[tuple[str, str | None]] = field(default_factory=list)
 
@@ -81,6 +83,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content[: len(content) // 2])
             self.wfile.flush()
             self.close_connection = True
+        elif body and name in self.hub.stalled:
+            self._send(200, content, False, headers)
+            self.wfile.write(content[: len(content) // 2])
+            self.wfile.flush()
+            self.hub.go_on.wait(60)
+            self.close_connection = True
         elif wanted is not None:
             start = int(wanted.removeprefix("bytes=").partition("-")[0])
             span = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
@@ -110,6 +118,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.go_on.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -6,7 +6,8 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,23 +42,34 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def fetch(hub: Hub, tmp_path: Path):
+def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
+    """Variables under which the command meets the stand-in, and nothing of this machine's user."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING_FACE"))},
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "hub"),
+        "AERIE_MODELS": str(tmp_path / "models"),
+        "PYTHONPATH": str(PROJECT_ROOT / "include"),
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+@pytest.fixture
+def fetch(environment: dict[str, str]):
     """Run the command in the model environment; returns what it answers."""
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING_FACE"))},
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(tmp_path / "hub"),
-            "AERIE_MODELS": str(tmp_path / "models"),
-            "PYTHONPATH": str(PROJECT_ROOT / "include"),
-            "NO_PROXY": "127.0.0.1",
-            **variables,
-        }
-        command = [str(python_of("model")), "-m", "aerie", "fetch-model", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(
+            [*command(), *arguments], env=environment | variables, capture_output=True, text=True, check=False,
+            timeout=120,
+        )  # fmt: skip
 
     return run
+
+
+def command() -> list[str]:
+    """The command, in the environment that it moves to."""
+    return [str(python_of("model")), "-m", "aerie", "fetch-model"]
 
 
 NAMED = ("--model", REPOSITORY, "--revision", REVISION)
@@ -78,6 +90,7 @@ def test_a_checkpoint_comes_whole_without_its_copies_in_other_forms(hub: Hub, fe
     assert hub.downloads == []
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_cut_goes_on_where_it_stopped(hub: Hub, fetch, tmp_path: Path) -> None:
     hub.files[SECOND] = shard("b", 24 << 20)  # the client writes pieces of 10 MiB
     hub.cut_once.add(SECOND)
@@ -88,6 +101,7 @@ def test_a_connection_that_is_cut_goes_on_where_it_stopped(hub: Hub, fetch, tmp_
     assert ranges == [None, f"bytes={10 << 20}-"]
 
 
+@pytest.mark.slow
 def test_a_download_that_failed_goes_on_with_what_is_missing(hub: Hub, fetch, tmp_path: Path) -> None:
     hub.unavailable.add(SECOND)
     failed = fetch(*NAMED)
@@ -103,6 +117,39 @@ def test_a_download_that_failed_goes_on_with_what_is_missing(hub: Hub, fetch, tm
     assert {SECOND, INDEX} <= set(hub.downloaded())
     assert FIRST not in hub.downloaded()
     assert (folder / INDEX).read_bytes() == hub.files[INDEX]
+
+
+@pytest.mark.slow
+def test_a_download_that_was_killed_goes_on_and_leaves_no_pieces(
+    hub: Hub, environment: dict[str, str], fetch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models" / "Verifier"
+    hub.files[SECOND] = shard("b", 24 << 20)
+    hub.stalled.add(SECOND)
+    with subprocess.Popen([*command(), *NAMED], env=environment, stderr=subprocess.DEVNULL) as killed:
+        wait_until(lambda: (folder / FIRST).is_file() and any(piece.stat().st_size for piece in pieces(folder)))
+        killed.kill()
+    assert pieces(folder)
+
+    hub.stalled.clear()
+    hub.downloads.clear()
+    done = fetch(*NAMED)
+    assert done.returncode == 0, done.stderr
+    assert hub.downloaded() == [SECOND]
+    assert (folder / SECOND).read_bytes() == hub.files[SECOND]
+    assert pieces(folder) == []
+
+
+def pieces(folder: Path) -> list[Path]:
+    """What the hub's client has begun and not finished."""
+    return list((folder / ".cache").rglob("*.incomplete"))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.05)
 
 
 def test_a_repository_that_lacks_a_shard_of_its_index_is_not_whole(hub: Hub, fetch) -> None:
@@ -123,6 +170,7 @@ def test_a_gated_repository_says_what_to_do_and_comes_with_a_token(hub: Hub, fet
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_two_downloads_into_one_folder_do_not_meet(fetch, tmp_path: Path) -> None:
     folder = tmp_path / "models" / "Verifier"
     folder.mkdir(parents=True)
@@ -141,6 +189,7 @@ def test_two_downloads_into_one_folder_do_not_meet(fetch, tmp_path: Path) -> Non
     ],
     ids=["revision", "repository"],
 )
+@pytest.mark.slow
 def test_what_the_hub_has_not_is_said_in_one_line(fetch, named: tuple[str, ...], message: str) -> None:
     refused = fetch(*named)
     assert refused.returncode == 2, refused.stderr
@@ -173,8 +222,8 @@ def test_a_configuration_fetches_its_verifier_at_its_revision(fetch, tmp_path: P
 
 
 def test_the_demo_brings_its_verifier_along_and_the_control_side_hands_over_to_the_model_environment() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT / "include")}
-    command = [sys.executable, "-m", "aerie", "fetch-model", "--preset", "demo"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    variables = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT / "include")}
+    here = [sys.executable, "-m", "aerie", "fetch-model", "--preset", "demo"]
+    done = subprocess.run(here, env=variables, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "nothing to fetch" in done.stderr
