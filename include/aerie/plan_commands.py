@@ -300,7 +300,7 @@ def _machine(subject: "Subject", *, gpus: int | None, gpu_memory_gib: float | No
     if serving.device == "cpu":
         return Machine.of_facts(host_facts(), device="cpu")
     needed = serving.tensor_parallel_size * serving.pipeline_parallel_size * serving.data_parallel_size
-    known = gpu_memory_gib is not None or len({key.partition(":")[0] for key in serving.observed}) > 1
+    known = gpu_memory_gib is not None or subject.observed_enough
     if known and (gpus is not None or subject.settings is not None or needed > 1):
         return Machine(gpus if gpus is not None else needed, gpu_memory_gib)
     found = Machine.of_facts(host_facts_of(python_of("serve")), device="cuda")

@@ -5,7 +5,7 @@ One function for the command line, the pipeline's first task and the check befor
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from aerie.serving.calibration import STARTUP_BYTES
 from aerie.serving.errors import PlanRefused
 from aerie.serving.headroom import GIB
 from aerie.serving.host import HostFacts
+from aerie.serving.launch_plan import SAME_NAMES, believing, free_memory_gib
 from aerie.serving.model_config import ModelConfig, read_model_config
 from aerie.serving.observations import Observation, read_observations
 from aerie.serving.plan import WITH_DRAFTER, DrafterPlan, Phase, ServerPlan, checkpoint_identity
@@ -56,6 +57,11 @@ class Subject:
     states: Path = Path("/data/hidden_states/states")
     weights_bytes: float | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def observed_enough(self) -> bool:
+        """Whether pools at two fractions were observed, which tell a GPU's memory and what the weights take."""
+        return len({key.partition(":")[0] for key in self.serving.observed}) > 1
 
 
 def subject_of_settings(settings: PipelineSettings, *, edition_folder: Path) -> Subject:
@@ -113,10 +119,9 @@ class Machine:
         if device == "cpu":
             return cls(0, (available - STARTUP_BYTES["cpu"]) / GIB, available_gb, f"host {facts.hostname}", here=True)
         if not facts.gpus:
-            return cls(0, source=f"host {facts.hostname} has no GPU that NVML sees", here=True)
-        memory = (min(gpu.total_bytes for gpu in facts.gpus) - STARTUP_BYTES["cuda"]) / GIB
+            return cls(source=f"host {facts.hostname} has no GPU that NVML sees", here=True)
         source = f"NVML on {facts.hostname}: {len(facts.gpus)} x {facts.gpus[0].name}"
-        return cls(len(facts.gpus), memory, available_gb, source, here=True)
+        return cls(len(facts.gpus), free_memory_gib(facts.gpus), available_gb, source, here=True)
 
 
 @dataclass(frozen=True)
@@ -233,39 +238,15 @@ def plan_inputs(
         concurrency=max((dataset.concurrency for dataset in datasets if dataset.kind == "generated"), default=None),
         observed=tuple(_observed(key, tokens) for key, tokens in serving.observed.items()),
         drafter=subject.drafter,
-        **serving.model_dump(
-            include={
-                "mem_fraction_static", "device", "tensor_parallel_size", "data_parallel_size",
-                "attention_data_parallel_size", "pipeline_parallel_size", "expert_parallel_size", "kv_cache_dtype",
-                "allow_quantised_kv", "page_size", "max_total_tokens", "max_running_requests", "chunked_prefill_size",
-                "cuda_graph_max_batch_size", "host_loading_gb", "hicache_size_gb_per_rank",
-            }
-        ),
-    )  # fmt: skip
-    return _with_observations(inputs, observations)
+        host_loading_gb=serving.host_loading_gb,
+        **serving.model_dump(include=set(SAME_NAMES)),
+    )
+    return believing(inputs, observations)
 
 
 def _observed(key: str, tokens: int) -> ObservedPool:
     fraction, _, kind = key.partition(":")
     return ObservedPool(float(fraction), kind or "bf16", tokens)
-
-
-def _with_observations(inputs: PlanInputs, observations: Sequence[Observation]) -> PlanInputs:
-    """What this host's own launches of the same division reported, with the memory that it had then."""
-    same = [
-        one
-        for one in observations
-        if not one.was_capped
-        and one.drafter_identity is None
-        and one.device == inputs.device == "cuda"
-        and (one.tensor_parallel_size, one.attention_data_parallel_size, one.pipeline_parallel_size)
-        == (inputs.tensor_parallel_size, inputs.attention_data_parallel_size, inputs.pipeline_parallel_size)
-    ]
-    if not same:
-        return inputs
-    memory = (same[-1].memory_before_launch_bytes - STARTUP_BYTES["cuda"]) / GIB
-    pools = [ObservedPool(one.mem_fraction_static, one.kv_cache_dtype, one.max_total_num_tokens) for one in same]
-    return replace(inputs, gpu_memory_gib=memory, observed=tuple(pools))
 
 
 def observations_of(subject: Subject, server_folder: Path) -> list[Observation]:

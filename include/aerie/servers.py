@@ -34,6 +34,9 @@ def plan(request: StageRequest, events: Events) -> StageResult:
         return StageResult(stage="plan", reused=False, data={"verdict": None})
     _plan(request, "generate")  # the verifier must be there, whatever a bundled configuration would allow to plan
     whole = plan_here(request, RUN_PHASES)
+    if whole is None:
+        events.progress("no GPU can be seen from here: the keeper checks the plan where it starts the server")
+        return StageResult(stage="plan", reused=False, data={"verdict": None})
     python = python_of("serve")
     for line in text_of(whole, python).splitlines():
         events.progress(line)
@@ -41,8 +44,10 @@ def plan(request: StageRequest, events: Events) -> StageResult:
     return StageResult(stage="plan", reused=False, data=document_of(whole, python))
 
 
-def plan_here(request: StageRequest, phases: Sequence[Phase]) -> WholePlan:
+def plan_here(request: StageRequest, phases: Sequence[Phase]) -> WholePlan | None:
     """The plan of a run on the machine of this process, with what its launches reported before.
+
+    None where its GPUs cannot be seen, and were not observed: the keeper refuses what they cannot hold.
 
     Raises:
         AerieError: as ``make_plan`` and ``host_facts_of`` raise.
@@ -50,9 +55,12 @@ def plan_here(request: StageRequest, phases: Sequence[Phase]) -> WholePlan:
     settings = request.settings
     subject = subject_of_settings(settings, edition_folder=request.files.folder)
     facts = host_facts() if settings.serving.device == "cpu" else host_facts_of(python_of("serve"))
+    machine = Machine.of_facts(facts, device=settings.serving.device)
+    if machine.gpu_memory_gib is None and not subject.observed_enough:
+        return None
     return make_plan(
         subject,
-        Machine.of_facts(facts, device=settings.serving.device),
+        machine,
         phases=phases,
         observations=observations_of(subject, request.server_folder),
     )
@@ -68,8 +76,8 @@ def start(request: StageRequest, events: Events) -> StageResult:
         events.progress(f"nothing to do: what phase {request.phase} needs a server for is there already")
         return StageResult(stage="serve_start", reused=True)
     phase = _phase(request)
-    if request.settings.serving.backend == "local":
-        plan_here(request, (phase,)).require_fit()
+    if request.settings.serving.backend == "local" and (whole := plan_here(request, (phase,))):
+        whole.require_fit()
     handle = ensure_configured(
         request.settings,
         _plan(request, phase),

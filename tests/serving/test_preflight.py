@@ -37,6 +37,19 @@ def gpu_plan(make_plan: Make) -> Make:
     return make
 
 
+# The plan, on the GPUs that are there
+
+
+def test_what_the_gpus_cannot_hold_is_refused_with_the_sums(
+    gpu_plan: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([]))
+    with pytest.raises(PlanRefused, match=r"generate server cannot be launched here: 2 GPUs are needed, 1 are there"):
+        check(gpu_plan(data_parallel_size=2), tmp_path)
+    with pytest.raises(PlanRefused, match=r"graphs and buffers do not fit: 94\.45 x \(1 - 0\.99\)"):
+        check(gpu_plan(mem_fraction_static=0.99), tmp_path)
+
+
 # The disk, the port, the files
 
 
@@ -142,7 +155,7 @@ def test_free_gpus_are_said_to_be_free(
     monkeypatch: pytest.MonkeyPatch, gpu_plan: Make, fake_plan: Make, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([], []))
-    assert check(gpu_plan(tensor_parallel_size=2), tmp_path) == ["nothing holds GPU 0, 1"]
+    assert check(gpu_plan(data_parallel_size=2), tmp_path) == ["nothing holds GPU 0, 1"]
     assert check(fake_plan(), tmp_path) == ["the server takes no GPU: what holds the GPUs was not checked"]
 
 
@@ -153,7 +166,7 @@ def test_whoever_holds_a_gpu_is_named(
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([], [holding(pid, 83.5), holding(MAXIMUM_PID + 1, None)]))
     process = psutil.Process(pid)
     with pytest.raises(MachineNotReady) as refusal:
-        check(gpu_plan(tensor_parallel_size=2), tmp_path)
+        check(gpu_plan(data_parallel_size=2), tmp_path)
     assert f"pid {pid} ({process.name()}, of {process.username()}) 83.5 GiB of GPU 1" in str(refusal.value)
     assert f"pid {MAXIMUM_PID + 1} (name not known, of an unknown owner) GPU 1" in str(refusal.value)
     assert "./aerie server reap" in str(refusal.value)

@@ -13,6 +13,7 @@ from aerie.serving.checkpoint_files import verify_checkpoint
 from aerie.serving.errors import MachineNotReady
 from aerie.serving.host import Gpu, GpuProcess, HostFacts, host_facts
 from aerie.serving.launch import port_is_free
+from aerie.serving.launch_plan import require_gpus_hold
 from aerie.serving.leftovers import end_leftovers, is_of
 from aerie.serving.memory import LOADING_GB_PER_RANK, require_hicache_fits
 from aerie.serving.plan import ServerPlan
@@ -54,7 +55,7 @@ def preflight(plan: ServerPlan, options: PreflightOptions, *, folder: Path) -> l
 
     Raises:
         BadInput: a checkpoint's files are not whole; the message names them.
-        PlanRefused: the hierarchical cache exceeds this host's memory.
+        PlanRefused: the hierarchical cache exceeds this host's memory, or the server its GPUs'.
         MachineNotReady: the disk, the port, the memory or processes on the GPUs stand in the way.
         ProcessesLeft: leftovers survive.
     """
@@ -63,6 +64,8 @@ def preflight(plan: ServerPlan, options: PreflightOptions, *, folder: Path) -> l
     _require_files(plan)
     facts = host_facts()
     _require_host_memory(plan, options, facts)
+    if plan.device == "cuda" and facts.gpus:
+        require_gpus_hold(plan, _used(plan, facts.gpus), folder=folder)
     return list(_require_gpus(plan, options, facts, folder))
 
 
