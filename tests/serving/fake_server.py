@@ -36,6 +36,7 @@ BEHAVIOURS = (
     "corrupted cache",
     "no logprobs",
     "not a number",
+    "tells its start",
     "pool too large",
     "prefill too large",
     "prefill too large later",
@@ -133,6 +134,33 @@ def say_that_a_worker_died() -> None:
     print("Received sigquit from a child process. It usually means the child failed.", flush=True)
 
 
+def tell_start(behaviour: str, too_large: str | None) -> None:
+    """Log what comes before the server answers; a start on GPUs in parts."""
+    import server_logs as logs
+
+    if behaviour == "never ready":
+        print("[2026-11-30 00:00:15 TP0] Load weight begin. avail mem=94.03 GB", flush=True)
+    if behaviour == "tells its start":
+        for whole, before in ((logs.LOADING, ""), (logs.SIZED, logs.LOADING), (logs.READY, logs.SIZED)):
+            print(whole.removeprefix(before), flush=True)
+            time.sleep(1)
+    if too_large and not behaviour.endswith("later"):
+        print(too_large, flush=True)
+        time.sleep(600)
+
+
+def tell_end(behaviour: str, too_large: str | None) -> None:
+    """Log how a server that answers comes to its end."""
+    if behaviour == "worker dies at start":
+        say_that_a_worker_died()
+    if behaviour == "worker dies later":
+        time.sleep(3)
+        say_that_a_worker_died()
+    if too_large:
+        time.sleep(3)
+        print(too_large, flush=True)
+
+
 def out_of_memory(behaviour: str, sizes: dict[str, Any]) -> str | None:
     """What a server of these sizes logs when its memory does not suffice."""
     import server_logs as logs
@@ -174,22 +202,11 @@ def main() -> None:
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     if options.behaviour not in ("ignores SIGTERM", "leaves an orphan"):
         signal.signal(signal.SIGTERM, lambda *_: (worker.kill(), sys.exit(0)))
-    if options.behaviour == "never ready":
-        print("[2026-11-30 00:00:15 TP0] Load weight begin. avail mem=94.03 GB", flush=True)
     too_large = out_of_memory(options.behaviour, options.sizes)
-    if too_large and not options.behaviour.endswith("later"):
-        print(too_large, flush=True)
-        time.sleep(600)
+    tell_start(options.behaviour, too_large)
     server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    if options.behaviour == "worker dies at start":
-        say_that_a_worker_died()
-    if options.behaviour == "worker dies later":
-        time.sleep(3)
-        say_that_a_worker_died()
-    if too_large:
-        time.sleep(3)
-        print(too_large, flush=True)
+    tell_end(options.behaviour, too_large)
     while True:
         time.sleep(1)
 

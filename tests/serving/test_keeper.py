@@ -3,17 +3,20 @@
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import requests
 
+from aerie.errors import BadInput
 from aerie.serving import client
 from aerie.serving.errors import (
     KeeperUnreachable,
     LaunchFailed,
     LeaseLost,
     NotReady,
+    PlanRefused,
     ServerDied,
     WrongServer,
 )
@@ -37,6 +40,41 @@ def test_server_is_started_once_and_then_reused(ensure: Ensure, fake_plan: Make,
     assert (lease.state, lease.plan_fingerprint) == ("ready", fake_plan().fingerprint())
     assert [holder.owner for holder in lease.holders] == ["a test"]
     assert first.max_total_num_tokens == 4096
+
+
+def test_start_is_told_stage_by_stage_to_whoever_waits(ensure: Ensure, fake_plan: Make) -> None:
+    lines: list[str] = []
+    handle = ensure(fake_plan("tells its start"), report=lines.append)
+    told = [line.removeprefix(f"server {handle.url}: ") for line in lines]
+    stages = [
+        "this machine has no GPU: what holds the GPUs was not checked",
+        "Load weight begin. avail mem=94.03 GB",
+        "Loading safetensors checkpoint shards: 25% (16/64)",
+        "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 231120, KV size: 15.13 GB",
+        "Capturing batches: 100% (23/23, bs=1 avail_mem=0.82 GB)",
+        "The server is fired up and ready to roll!",
+    ]
+    assert [line for line in told if line in stages] == stages  # each once
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"device": "cuda", "max_total_tokens": None, "hicache_size_gb_per_rank": 100_000},
+            PlanRefused,
+            "1 ranks x 100000 GB = 100000 GB, but the host has",
+        ),
+        ({"model_path": Path("/models/nowhere")}, BadInput, "there is no such folder"),
+    ],
+)
+def test_nothing_starts_on_a_doubtful_plan(
+    ensure: Ensure, fake_plan: Make, folder: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ensure(fake_plan(**changes))
+    assert client.status(folder) is None
+    assert not (folder / "logs").exists()
 
 
 def test_another_plan_replaces_the_server(ensure: Ensure, fake_plan: Make, processes_of: Processes) -> None:
