@@ -29,7 +29,7 @@ START_SECONDS = 800  # about 25 on two idle cores, ten times that on busy ones
 
 
 @contextmanager
-def served(verifier: Path, logs: Path, drafter: DrafterPlan | None = None) -> Iterator[str]:
+def served(verifier: Path, folder: Path, drafter: DrafterPlan | None = None) -> Iterator[str]:
     """URL of a server that ends with the block."""
     plan = ServerPlan(
         model_path=verifier,
@@ -45,9 +45,9 @@ def served(verifier: Path, logs: Path, drafter: DrafterPlan | None = None) -> It
         drafter=drafter,
         extra_arguments=("--skip-tokenizer-init",),
     )
-    launched = start_server(plan, python=PYTHON, logs=logs)
+    launched = start_server(plan, python=PYTHON, folder=folder)
     try:
-        yield wait_until_ready(launched, plan, folder=logs, timeout_seconds=START_SECONDS).url
+        yield wait_until_ready(launched, plan, folder=folder, timeout_seconds=START_SECONDS).url
     finally:
         stop_server(launched.identity, launched.token, grace_seconds=20)
 
@@ -140,7 +140,7 @@ def check(
 ) -> list[dict[str, Any]]:
     """Serve, ask everything at once, compare with transformers; returns each answer's ``meta_info``."""
     prompts = some_prompts()
-    with served(verifier, tmp_path / "logs", plan) as url, ThreadPoolExecutor(len(prompts)) as pool:
+    with served(verifier, tmp_path, plan) as url, ThreadPoolExecutor(len(prompts)) as pool:
         replies = list(pool.map(lambda prompt: generate(url, prompt), prompts))
         scores = [score(url), score(url)]
         while_served(url, scores[0])
