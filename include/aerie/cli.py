@@ -14,6 +14,7 @@ from aerie.model_commands import fetch_model
 from aerie.plan_commands import plan
 from aerie.profile_commands import profiles
 from aerie.quarantine_commands import app as quarantine
+from aerie.server_commands import app as server
 from aerie.settings.presets import DEFAULT_PRESET
 from aerie.sources_commands import sources
 
@@ -24,6 +25,7 @@ app.add_typer(profiles, name="profile")
 for command in (plan, validate, show, import_responses, fetch_model):
     app.command()(command)
 app.add_typer(quarantine, name="quarantine")
+app.add_typer(server, name="server")
 app.add_typer(sources, name="sources")
 
 

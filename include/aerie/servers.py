@@ -32,7 +32,7 @@ def plan(request: StageRequest, events: Events) -> StageResult:
     if request.settings.serving.backend == "external":
         events.progress(f"{request.settings.serving.external_url} is someone else's server: its owner plans its memory")
         return StageResult(stage="plan", reused=False, data={"verdict": None})
-    _plan(request, "generate")  # the verifier must be there, whatever a bundled configuration would allow to plan
+    plan_of(request, "generate")  # the verifier must be there, whatever a bundled configuration would allow to plan
     whole = plan_here(request, RUN_PHASES)
     if whole is None:
         events.progress("no GPU can be seen from here: the keeper checks the plan where it starts the server")
@@ -80,7 +80,7 @@ def start(request: StageRequest, events: Events) -> StageResult:
         whole.require_fit()
     handle = ensure_configured(
         request.settings,
-        _plan(request, phase),
+        plan_of(request, phase),
         folder=request.server_folder,
         owner=request.run_id,
         events=events,
@@ -123,7 +123,12 @@ def _phase(request: StageRequest) -> Phase:
     return request.phase
 
 
-def _plan(request: StageRequest, phase: Phase) -> ServerPlan:
+def plan_of(request: StageRequest, phase: Phase) -> ServerPlan:
+    """The plan of the server that a phase of the request's edition needs, without a drafter.
+
+    Raises:
+        BadInput: the settings make no plan, or the edition has no forecast that names what capture takes.
+    """
     hooks = capture_hooks(request) if phase == "capture" else ()
     return plan_configured(request.settings, phase, forward_hooks=hooks)
 

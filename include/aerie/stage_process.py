@@ -1,6 +1,7 @@
 """Runs a stage as a process in its own environment, and follows its events.
 
-The process stays in the caller's process group; whoever ends the caller ends it too.
+The process stays in the caller's process group; whoever ends the caller ends it too. ``run`` must be called in a thread
+that lives as long as the caller: the kernel ends the process when that thread ends.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 from aerie.artefacts.files import write_text
 from aerie.errors import AerieError, BadInput, Failed, Retryable
+from aerie.processes import die_with_parent
 from aerie.settings.machine import python_of, variables_of
 from aerie.stages import STAGES, StageRequest, StageResult
 
@@ -54,8 +56,10 @@ class StageProcess:
         ]  # fmt: skip
         with paths["output.log"].open("wb") as output, paths["events.jsonl"].open(encoding="utf-8") as events:
             self._process = subprocess.Popen(
-                command, env=variables_of(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+                command, env=variables_of(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                # A worker that is killed runs no on_kill; a stage without it would renew the server's lease for good.
+                preexec_fn=die_with_parent,
+            )  # fmt: skip
             message = self._follow(self._process, events)
         status = self._process.returncode
         if status == 0:

@@ -99,9 +99,19 @@ class StageOperator(BaseOperator):
         record_event(connection, self.stage, request, event)
 
     def on_kill(self) -> None:
-        """End the stage's process when the task is ended."""
-        if self._process is not None:
-            self._process.stop()
+        """End the stage's process when the task is ended; a start's hold of the server too.
+
+        No teardown follows a setup that failed. The hold of any other task is its run's, which goes on without it.
+        """
+        if self._process is None:
+            return
+        self._process.stop()
+        if self.stage == "serve_start":
+            from aerie.serving.client import release
+
+            request = self._process.request
+            if request.settings.serving.backend == "local":
+                release(request.server_folder, request.run_id)
 
 
 class OpenRunOperator(BaseOperator):

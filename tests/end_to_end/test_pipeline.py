@@ -121,8 +121,7 @@ def test_every_prompt_is_in_exactly_one_state_and_the_log_agrees_with_the_ledger
 
 
 def test_the_servers_are_gone_after_the_run(first_run):
-    lease = HOME / "server" / "lease.json"
-    assert not lease.exists() or json.loads(lease.read_text()).get("server_pid") is None
+    assert not (HOME / "server" / "lease.json").exists()
 
 
 @pytest.mark.slow

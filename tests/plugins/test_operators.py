@@ -4,7 +4,13 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
 from aerie.errors import BadInput, Failed, Retryable
+from aerie.pipeline import RunParameters, stage_request
+from aerie.serving import client
+from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.pipeline import load_settings
 from aerie_airflow.operators import FAIL_FOR_GOOD, StageOperator
+
+SETTINGS = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
 
 
 def context(**params):
@@ -33,3 +39,16 @@ def test_an_edition_that_would_leave_the_data_root_is_refused():
 )
 def test_only_what_may_succeed_is_tried_again(error, action):
     assert FAIL_FOR_GOOD.evaluate(error, try_number=1, max_tries=3).action.value == action
+
+
+@pytest.mark.parametrize(("stage", "released"), [("serve_start", ["run 1"]), ("generate", [])])
+def test_only_a_start_that_is_ended_gives_the_runs_hold_up(monkeypatch, stage, released):
+    """No teardown follows it; while a data set's end leaves the server to the others."""
+    stopped, given_up = [], []
+    monkeypatch.setattr(client, "release", lambda folder, owner: given_up.append(owner))
+    operator = StageOperator(task_id="task", stage=stage)
+    operator._process = SimpleNamespace(
+        stop=lambda: stopped.append(True), request=stage_request(SETTINGS, RunParameters(), run_id="run 1")
+    )
+    operator.on_kill()
+    assert (stopped, given_up) == ([True], released)

@@ -1,11 +1,14 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
 from aerie.errors import BadInput, Retryable
+from aerie.processes import ProcessIdentity, wait_until_gone
 from aerie.settings.machine import variables_of
 from aerie.stage_process import StageProcess
 
@@ -50,3 +53,38 @@ def test_secrets_of_the_control_side_stay_there(monkeypatch):
     monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "postgresql://aerie:hunter2@host/db")
     assert not any("hunter2" in value for value in variables_of("model").values())
     assert "AERIE_DATABASE_URL" in variables_of("airflow")
+
+
+CALLER = """
+import sys
+from pathlib import Path
+from aerie.stage_process import StageProcess
+from aerie.stages import StageRequest
+folder = Path(sys.argv[1])
+StageProcess("plan", StageRequest.model_validate_json((folder / "asked.json").read_bytes()), folder, print).run()
+"""
+
+
+def test_a_stage_ends_with_a_worker_that_was_killed(make_request, tmp_path, monkeypatch):
+    """It would hold the server, and the data set's writer lock, against the next try."""
+    python, started = tmp_path / "python", tmp_path / "started"
+    python.write_text(f'#!/bin/sh\necho $$ > "{started}.new"\nmv "{started}.new" "{started}"\nexec sleep 600\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("AERIE_AIRFLOW_PYTHON", str(python))
+    (tmp_path / "asked.json").write_text(make_request().model_dump_json())
+    worker = subprocess.Popen([sys.executable, "-c", CALLER, str(tmp_path)])
+    try:
+        until(started.exists)
+        stage = ProcessIdentity.of(int(started.read_text()))
+        assert stage.find() is not None
+    finally:
+        worker.kill()
+        worker.wait()
+    assert wait_until_gone(stage, 10)
+
+
+def until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

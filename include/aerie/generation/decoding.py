@@ -11,7 +11,7 @@ from pathlib import Path
 from aerie.artefacts.previews import Preview, iterate_previews
 from aerie.artefacts.response_log import Response
 from aerie.errors import Failed
-from aerie.settings.machine import python_of, variables_of
+from aerie.settings.machine import python_of, run_folder, variables_of
 from aerie.stages import StageRequest
 
 DECODING_SECONDS = 300.0
@@ -27,7 +27,9 @@ async def decode(request: StageRequest, responses: Sequence[Response]) -> list[P
         BadInput: the model environment has not been made.
         Failed: the step that decodes did not do so; the message has its last line.
     """
-    with tempfile.TemporaryDirectory(prefix="aerie-decode-") as name:
+    place = run_folder(request.run_id)  # what is left of a caller that was killed goes with its run
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="decode-", dir=place) as name:
         folder = Path(name)
         paths = {option: folder / f"{option}.json" for option in ("request", "responses", "previews")}
         paths["request"].write_text(request.model_dump_json(), encoding="utf-8")

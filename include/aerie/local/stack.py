@@ -33,6 +33,7 @@ from aerie.local.pipeline_settings import (
 from aerie.local.postgres import ensure_database
 from aerie.local.supervisor import COMPONENTS, STOP_GRACE_SECONDS, SupervisorState, read_state, state_path
 from aerie.processes import ProcessIdentity, stop_trees
+from aerie.serving import client
 from aerie.serving.lease import read_lease
 from aerie.settings.machine import aerie_home, models_root, server_folder, stack_settings_path
 from aerie.settings.pipeline import load_settings
@@ -169,6 +170,9 @@ def down(report: Report, *, purge: bool) -> None:
             configuration = StackConfiguration.load_or_make()
             report("stopping Airflow")
             _sweep(configuration, read_state())
+        if client.remote_keeper() is None and client.stop(server_folder()):
+            report("stopped the inference server")
+        if configuration_path().exists():
             report("stopping PostgreSQL")
             configuration.cluster.stop()
             shutil.rmtree(temporary_folder(), ignore_errors=True)

@@ -76,9 +76,9 @@ class ServerHandle:
 class Keeper:
     """A keeper that answers."""
 
-    def __init__(self, folder: Path, url: str, token: str) -> None:
-        self._folder = folder
+    def __init__(self, url: str, token: str, *, origin: str) -> None:
         self._url = url
+        self._origin = origin
         self._headers = {"Authorization": f"Bearer {token}"}
 
     def status(self) -> Lease | None:
@@ -112,9 +112,9 @@ class Keeper:
             response = requests.request(method, url, json=body, headers=self._headers, timeout=REQUEST_TIMEOUT_SECONDS)
             answer = response.json()
         except requests.RequestException as error:
-            raise KeeperUnreachable(f"{url}: the keeper of {self._folder} does not answer: {error}") from error
+            raise KeeperUnreachable(f"{url}: the keeper does not answer: {error}") from error
         if response.status_code == requests.codes.unauthorized:
-            raise KeeperUnreachable(f"{url}: refuses the token in {token_path(self._folder)}: it was replaced")
+            raise KeeperUnreachable(f"{url}: refuses the token of {self._origin}: it was replaced")
         if not response.ok:
             raise ERRORS.get(answer["error"], errors.NotReady)(answer["message"])
         return answer
@@ -125,12 +125,39 @@ class Keeper:
         return lease
 
 
+def remote_keeper() -> Keeper | None:
+    """The keeper of another host that ``AERIE_KEEPER_URL`` names, None where it is not set.
+
+    Its token is in ``AERIE_KEEPER_TOKEN``, or in the file that ``AERIE_KEEPER_TOKEN_FILE`` names.
+
+    Raises:
+        BadInput: there is no token.
+    """
+    url = os.environ.get("AERIE_KEEPER_URL")
+    if not url:
+        return None
+    token, file = os.environ.get("AERIE_KEEPER_TOKEN"), os.environ.get("AERIE_KEEPER_TOKEN_FILE")
+    try:
+        token = token or (Path(file).read_text().strip() if file else None)
+    except OSError as error:
+        raise BadInput(f"AERIE_KEEPER_TOKEN_FILE {file}: {error.strerror}") from error
+    if not token:
+        raise BadInput(
+            "AERIE_KEEPER_URL is set without a token: set AERIE_KEEPER_TOKEN, or AERIE_KEEPER_TOKEN_FILE to a copy of "
+            "the keeper.token on its host"
+        )
+    return Keeper(url.rstrip("/"), token, origin="AERIE_KEEPER_TOKEN or AERIE_KEEPER_TOKEN_FILE")
+
+
 def find_keeper(folder: Path) -> Keeper | None:
-    """The keeper of a folder, or None when there is none (or it was killed).
+    """The keeper of a folder, or None when there is none (or it was killed); that of ``remote_keeper`` if it is set.
 
     Raises:
         KeeperUnreachable: one is there and does not answer.
     """
+    if (remote := remote_keeper()) is not None:
+        remote.status()  # no process of its host can be seen from here: it answers, or it does not
+        return remote
     address = read_address(folder)
     if address is None:
         return None
@@ -140,7 +167,7 @@ def find_keeper(folder: Path) -> Keeper | None:
         token = token_path(folder).read_text()
     except OSError as error:
         raise KeeperUnreachable(f"{token_path(folder)}: {error.strerror}: run as the user who started it") from error
-    keeper = Keeper(folder, address.url, token)
+    keeper = Keeper(address.url, token, origin=str(token_path(folder)))
     try:
         keeper.status()
     except KeeperUnreachable:
@@ -462,6 +489,8 @@ def reap_left(folder: Path) -> list[str]:
         KeeperUnreachable: a keeper is there after all.
         LeaseElsewhere, ProcessesLeft: as ``aerie.serving.reaping.reap`` raises.
     """
+    if not folder.exists():
+        return []
     with locked(folder, wait_seconds=KILLED_SECONDS) as mine:
         if not mine:
             raise KeeperUnreachable(f"{folder}: a keeper is just starting or ending there: try again")
