@@ -66,6 +66,11 @@ def test_server_that_ends_without_an_exception_is_told_by_its_last_line(tmp_path
     assert "it logged nothing" in str(explained(tmp_path, "", status=1))
 
 
+def test_what_a_line_says_is_told_without_its_time(tmp_path: Path) -> None:
+    killed = next(failing for failing in FAILING if failing.name == "worker killed later")
+    assert explained(tmp_path, killed.log).said.startswith("Subprocess scheduler_0 (pid=8696) crashed")
+
+
 def test_a_warning_from_the_time_of_loading_is_not_the_cause(tmp_path: Path) -> None:
     text = "ImportError: no fast kernel, going on without\n" + "loading\n" * 3000 + "the last thing it said\n"
     assert "the last thing it said" in str(explained(tmp_path, text, status=1))

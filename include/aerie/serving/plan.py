@@ -134,6 +134,11 @@ class ServerPlan(Frozen):
     extra_arguments: tuple[str, ...] = ()
     probing: Probing | None = None
 
+    @property
+    def ranks(self) -> int:
+        """Processes that hold a part of the model, of all replicas; on CUDA each takes a GPU of its own."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
     @classmethod
     def of_settings(
         cls,

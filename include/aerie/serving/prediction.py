@@ -51,10 +51,9 @@ def predict_launch(plan: ServerPlan, folder: Path) -> Prediction:
     facts = host_facts()
     memory, gpu_name = settled_available_bytes(), None
     if plan.device == "cuda":
-        ranks = plan.tensor_parallel_size * plan.pipeline_parallel_size * plan.data_parallel_size
-        gpus = facts.gpus[:ranks]
-        if len(gpus) < ranks:
-            raise PlanRefused(f"the plan has {ranks} ranks, but host {facts.hostname} has {len(facts.gpus)} GPUs")
+        gpus = facts.gpus[: plan.ranks]
+        if len(gpus) < plan.ranks:
+            raise PlanRefused(f"the plan has {plan.ranks} ranks, but host {facts.hostname} has {len(facts.gpus)} GPUs")
         memory, gpu_name = min(gpu.total_bytes - gpu.used_bytes for gpu in gpus), gpus[0].name
     launch = PlannedLaunch(
         plan_fingerprint=plan.fingerprint(),

@@ -97,14 +97,13 @@ def _require_files(plan: ServerPlan) -> None:
 def _require_host_memory(plan: ServerPlan, options: PreflightOptions, facts: HostFacts) -> None:
     """The cache of all ranks beside loading; without a cache, loading where it is known."""
     available_gb = min(facts.memory_available_bytes / GB, options.host_ram_gb or float("inf"))
-    ranks = _gpus_of(plan)
     loading_gb = options.host_loading_gb
     if plan.hicache_size_gb_per_rank is not None and plan.phase != "capture":
         require_hicache_fits(
             plan.hicache_size_gb_per_rank,
             available_gb=round(available_gb, 1),
-            loading_gb=LOADING_GB_PER_RANK * ranks if loading_gb is None else loading_gb,
-            ranks=ranks,
+            loading_gb=LOADING_GB_PER_RANK * plan.ranks if loading_gb is None else loading_gb,
+            ranks=plan.ranks,
         )
         return
     if loading_gb is not None and loading_gb > available_gb:
@@ -112,10 +111,6 @@ def _require_host_memory(plan: ServerPlan, options: PreflightOptions, facts: Hos
             f"loading takes {loading_gb:.1f} GB of this host's memory, {available_gb:.1f} GB are available: end what "
             "else runs here"
         )
-
-
-def _gpus_of(plan: ServerPlan) -> int:
-    return plan.tensor_parallel_size * plan.pipeline_parallel_size * plan.data_parallel_size
 
 
 def _require_gpus(plan: ServerPlan, options: PreflightOptions, facts: HostFacts, folder: Path) -> Iterator[str]:
@@ -149,7 +144,7 @@ def _used(plan: ServerPlan, gpus: Sequence[Gpu]) -> list[Gpu]:
     if not all(name.strip().isdigit() for name in names):
         return list(gpus)
     visible = [gpu for gpu in gpus if not names or gpu.index in map(int, names)]
-    return visible[: _gpus_of(plan)]
+    return visible[: plan.ranks]
 
 
 def _listed(gpus: Sequence[Gpu], processes: Sequence[GpuProcess]) -> str:

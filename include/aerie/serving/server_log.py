@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.serving.failures import Doing, Explanation, explain
+from aerie.serving.explanation import Explanation, explain
+from aerie.serving.failures import Doing
 
 LAST_WORDS_LINES = 2000
 """How far back the cause of an end is looked for: a traceback of every rank, when one takes the others along."""
