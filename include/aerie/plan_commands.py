@@ -11,12 +11,11 @@ import typer
 from aerie.errors import BadInput
 
 if TYPE_CHECKING:
-    from aerie.plans import Machine, Subject, WholePlan
+    from aerie.plan_subjects import Subject
+    from aerie.plans import Machine, WholePlan
     from aerie.serving.timeline import Range
 
 REFUSED = 1
-ASSUMED_CONTEXT_TOKENS = 32_768
-"""Context length of a model whose configuration does not say ``max_position_embeddings``."""
 
 
 def _number(option: str, what: str, *, least: float = 0.0, below: float = math.inf) -> Callable[[str], float]:
@@ -151,6 +150,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as one JSON document.")] = False,
 ) -> None:
     """Show what a server will hold and how long a run takes; exit 0 fits or tight, 1 refused, 2 bad input."""
+    from dataclasses import replace
+
+    from aerie.plan_subjects import with_changes, with_drafter
     from aerie.plans import PHASES, make_plan, observations_of
     from aerie.settings.machine import server_folder
 
@@ -175,10 +177,13 @@ def plan(
         "observed": dict(observed) if observed else None,
         "tensor_parallel_size": tp,
     }
-    subject = _with(subject, serving, weights_gib=weights_gib, drafter=drafter)
+    subject = with_changes(subject, serving, gpu_memory_gib=gpu_memory_gib, weights_gib=weights_gib)
+    if drafter is not None:
+        subject = with_drafter(subject, drafter)
     machine = _machine(subject, gpus=gpus, gpu_memory_gib=gpu_memory_gib)
     if tp is None and subject.settings is None:
-        subject = _with(subject, {"tensor_parallel_size": _all_gpus(subject, machine)})
+        all_gpus = subject.serving.model_copy(update={"tensor_parallel_size": _all_gpus(subject, machine)})
+        subject = replace(subject, serving=all_gpus)
     whole = make_plan(
         subject,
         machine,
@@ -197,91 +202,19 @@ def plan(
 def _subject(model: Path | None, profile: str | None, preset: str | None) -> "Subject":
     """What is planned: a checkpoint or a family's bundled configuration, a preset, or the configuration in use."""
     from aerie.artefacts.layout import EditionFiles
-    from aerie.plans import subject_of_settings
+    from aerie.plan_subjects import subject_of_checkpoint, subject_of_family, subject_of_settings
     from aerie.settings.machine import data_root, settings_path
     from aerie.settings.pipeline import load_settings
     from aerie.settings.presets import preset_path
 
     if preset is not None and (model is not None or profile is not None):
         raise BadInput("--preset names model and profile: leave out --model and --profile")
-    if model is not None or profile is not None:
-        return _subject_of_model(model, profile)
+    if model is not None:
+        return subject_of_checkpoint(model, profile)
+    if profile is not None:
+        return subject_of_family(profile)
     path = preset_path(preset) if preset is not None else settings_path()
     return subject_of_settings(load_settings(path), edition_folder=EditionFiles(data_root(), "main").folder)
-
-
-def _subject_of_model(model: Path | None, profile_name: str | None) -> "Subject":
-    from aerie.plans import Subject
-    from aerie.serving.model_config import ModelConfig, read_model_config
-    from aerie.serving.weights import weights_on_disk
-    from aerie.settings.bundled import bundled_config
-    from aerie.settings.pipeline import ServingSettings
-    from aerie.settings.profile import load_profile, profile_names
-
-    notes = []
-    if model is not None:
-        config = read_model_config(model)
-        folder = (model if model.is_dir() else model.parent).resolve()
-        name, weights = str(model), weights_on_disk(folder)
-    else:
-        config = ModelConfig.of(bundled_config(str(profile_name)), where=f"bundled config.json of {profile_name}")
-        name, folder, weights = str(profile_name), Path("/models") / str(profile_name), None
-        notes.append(f"planned from the config.json that ships; {folder} stands for where the checkpoint will be")
-    family = profile_name if profile_name in profile_names() else None
-    if model is not None and profile_name is not None and family is None:
-        load_profile(profile_name)  # says which there are
-    profile = load_profile(family) if family else None
-    if config.has("max_position_embeddings"):
-        context = config.count("max_position_embeddings")
-    else:
-        context = ASSUMED_CONTEXT_TOKENS
-        notes.append(f"{config.where} has no max_position_embeddings: {context:,} are taken")
-    return Subject(
-        name=name,
-        config=config,
-        path=folder,
-        dtype=_dtype(config.fields.get("dtype") or config.fields.get("torch_dtype") or config.outer.get("dtype")),
-        serving=ServingSettings(context_length=context),
-        profile=profile,
-        weights_bytes=weights,
-        notes=tuple(notes),
-    )
-
-
-def _dtype(named: Any) -> str:
-    from aerie.serving.weights import DTYPE_BYTES
-
-    kind = "bfloat16" if named is None else named
-    if kind not in DTYPE_BYTES:
-        raise BadInput(f"config.json: dtype is {kind!r}: expected one of {', '.join(DTYPE_BYTES)}")
-    return str(kind)
-
-
-def _with(
-    subject: "Subject", serving: dict[str, Any], *, weights_gib: float | None = None, drafter: Path | None = None
-) -> "Subject":
-    """The same with what was given on the command line."""
-    from dataclasses import replace
-
-    from pydantic import ValidationError
-
-    from aerie.serving.headroom import GIB
-    from aerie.serving.model_config import read_model_config
-    from aerie.serving.plan_inputs import DrafterInputs
-    from aerie.settings.pipeline import ServingSettings
-
-    given = {name: value for name, value in serving.items() if value is not None}
-    try:
-        changed = ServingSettings.model_validate({**subject.serving.model_dump(), **given})
-    except ValidationError as error:
-        wrong = "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in error.errors())
-        raise BadInput(f"{subject.name}: {wrong}") from error
-    changes: dict[str, Any] = {"serving": changed}
-    if weights_gib is not None:
-        changes["weights_bytes"] = weights_gib * GIB
-    if drafter is not None:
-        changes |= {"drafter": DrafterInputs(config=read_model_config(drafter)), "drafter_path": drafter.resolve()}
-    return replace(subject, **changes)
 
 
 def _machine(subject: "Subject", *, gpus: int | None, gpu_memory_gib: float | None) -> "Machine":

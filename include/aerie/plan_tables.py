@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from aerie.documents import with_table
-from aerie.plans import Machine, Subject, plan_inputs, subject_of_settings
+from aerie.plan_subjects import Subject, subject_of_settings
+from aerie.plans import Machine, plan_inputs
 from aerie.serving.model_config import ModelConfig
 from aerie.serving.plan_inputs import ObservedPool, PlanInputs
 from aerie.serving.planning import plan_memory

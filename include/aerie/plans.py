@@ -14,91 +14,24 @@ from pydantic import ValidationError
 
 from aerie.errors import BadInput
 from aerie.hidden_states.protocol import forward_hooks
+from aerie.plan_subjects import Subject
 from aerie.serving.calibration import STARTUP_BYTES
 from aerie.serving.errors import PlanRefused
 from aerie.serving.headroom import GIB
 from aerie.serving.host import HostFacts
 from aerie.serving.launch_plan import SAME_NAMES, believing, free_memory_gib
-from aerie.serving.model_config import ModelConfig, read_model_config
 from aerie.serving.observations import Observation, read_observations
 from aerie.serving.plan import WITH_DRAFTER, DrafterPlan, Phase, ServerPlan, checkpoint_identity
-from aerie.serving.plan_inputs import DrafterInputs, ObservedPool, PlanInputs
+from aerie.serving.plan_inputs import ObservedPool, PlanInputs
 from aerie.serving.planning import MemoryPlan, Suggestion, Verdict, plan_memory, suggest, worst
 from aerie.serving.prefixes import PrefixOverlap
 from aerie.serving.timeline import Measured, Range, Timeline, plan_timeline
-from aerie.serving.weights import weights_on_disk
-from aerie.settings.bundled import bundled_config
-from aerie.settings.pipeline import PipelineSettings, ServingSettings
-from aerie.settings.profile import Profile, checkpoint_code_allowed
+from aerie.settings.pipeline import PipelineSettings
 
 PHASES: tuple[Phase, ...] = ("generate", "capture", "benchmark", "deploy")
 DEFAULT_PORT = 8000
 PLANNED = "planned"
 """Identity of a checkpoint that need not be there: it is in no command."""
-
-NO_DRAFTER = DrafterInputs()
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is planned: a model, where it lies or will lie, and how it is served."""
-
-    name: str
-    config: ModelConfig
-    path: Path
-    dtype: str
-    serving: ServingSettings
-    profile: Profile | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    settings: PipelineSettings | None = None
-    drafter: DrafterInputs = NO_DRAFTER
-    drafter_path: Path = Path("/models/drafter")
-    states: Path = Path("/data/hidden_states/states")
-    weights_bytes: float | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def observed_enough(self) -> bool:
-        """Whether pools at two fractions were observed, which tell a GPU's memory and what the weights take."""
-        return len({key.partition(":")[0] for key in self.serving.observed}) > 1
-
-
-def subject_of_settings(settings: PipelineSettings, *, edition_folder: Path) -> Subject:
-    """The verifier of a configuration: its own ``config.json``, or the bundled copy where it is not on disk yet.
-
-    Raises:
-        BadInput: neither can be read.
-    """
-    verifier = settings.verifier
-    profile = verifier.load_profile()
-    config, notes = _configuration(verifier.path, verifier.profile)
-    return Subject(
-        name=settings.name,
-        config=config,
-        path=verifier.path.resolve(),
-        dtype=verifier.dtype,
-        serving=settings.serving,
-        profile=profile,
-        revision=verifier.revision,
-        trust_remote_code=checkpoint_code_allowed(
-            profile, allowed=verifier.trust_remote_code, revision=verifier.revision
-        ),
-        settings=settings,
-        drafter=DrafterInputs(settings.vocabulary.size, settings.training.draft_intermediate_size),
-        drafter_path=(edition_folder / "drafter").resolve(),
-        states=(edition_folder / "hidden_states" / "states").resolve(),
-        weights_bytes=weights_on_disk(verifier.path),
-        notes=notes,
-    )
-
-
-def _configuration(path: Path, profile: str) -> tuple[ModelConfig, tuple[str, ...]]:
-    if (path / "config.json").exists():
-        return read_model_config(path), ()
-    document = bundled_config(profile)
-    note = f"{path} is not there: planned from the config.json that ships for profile {profile}"
-    return ModelConfig.of(document, where=f"bundled config.json of {profile}"), (note,)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from aerie.artefacts.manifest import Manifest, describe_input, path_of, read_man
 from aerie.errors import BadInput
 from aerie.hidden_states.launch import capture_hooks
 from aerie.plan_report import document_of, text_of
-from aerie.plans import Machine, WholePlan, make_plan, observations_of, subject_of_settings
+from aerie.plan_subjects import subject_of_settings
+from aerie.plans import Machine, WholePlan, make_plan, observations_of
 from aerie.serving import client
 from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.serving.host import host_facts, host_facts_of

@@ -198,6 +198,36 @@ def test_a_checkpoint_is_planned_from_its_own_files(plan: Plan, tmp_path: Path) 
     assert given["weights_gib"] == 10
 
 
+def test_what_a_preset_observed_is_left_out_on_other_gpus_or_another_division(plan: Plan) -> None:
+    preset = ("--preset", "kimi-k25-8x96g", "--phase", "generate")
+    larger = document(plan, *preset, "--gpu-memory-gib", "140")
+    assert larger["gpu_memory_gib"] == 140
+    assert "gpu_memory_gib given anew" in str(larger["notes"])
+    sixteen = document(plan, *preset, "--tp", "16", "--gpus", "16", "--gpu-memory-gib", "94.04", code=1)
+    assert sixteen["weights_gib"] < 40
+    assert "16 ranks x 48 GB = 768 GB" in sixteen["reasons"][0]
+    code, _, err = plan(*preset, "--tp", "16")
+    assert code == 2
+    assert "--gpu-memory-gib" in err
+
+
+def test_observations_that_are_given_are_believed_before_nominal_figures(plan: Plan) -> None:
+    nominal = ("--gpu-memory-gib", "96", "--weights-gib", "595")
+    found = document(plan, *OBSERVED, *nominal, "--mem-fraction", "0.88", "--phase", "generate")
+    assert found["max_total_num_tokens"] == pytest.approx(159_277, rel=1e-3)
+    assert "the observations are believed before gpu_memory_gib and weights_gib" in str(found["notes"])
+
+
+def test_a_checkpoint_without_a_named_profile_has_its_familys_hooks_where_only_one_is_meant(
+    plan: Plan, tmp_path: Path
+) -> None:
+    for name, module in (("kimi_k25", "language_model.model.norm"), ("qwen3_8b", "model.norm")):
+        (tmp_path / "config.json").write_text(json.dumps(bundled_config(name)))
+        found = document(plan, "--model", str(tmp_path), *KIMI[2:], "--phase", "capture")
+        assert f'"target_modules": ["{module}"]' in found["command"]
+        assert ("--trust-remote-code" in str(found["notes"])) == (name == "kimi_k25")
+
+
 def test_prompts_tell_what_a_prefix_cache_can_save(plan: Plan, tmp_path: Path) -> None:
     rows = [Prompt(f"s{n}", f"c{n}", 0, "train", [*range(90), *[1000 + n] * 10], None, n, None) for n in range(10)]
     write_prompts(tmp_path / "prompts.parquet", rows)

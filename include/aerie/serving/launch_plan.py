@@ -42,6 +42,8 @@ def believing(inputs: PlanInputs, observations: Sequence[Observation]) -> PlanIn
         if not one.was_capped
         and one.drafter_identity is None
         and one.device == inputs.device == "cuda"
+        and one.dtype == inputs.dtype
+        and one.sglang_version == observations[-1].sglang_version
         and (one.tensor_parallel_size, one.attention_data_parallel_size, one.pipeline_parallel_size)
         == (inputs.tensor_parallel_size, inputs.attention_data_parallel_size, inputs.pipeline_parallel_size)
     ]
