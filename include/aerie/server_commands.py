@@ -107,6 +107,9 @@ def ensure(
     edition: Annotated[str, typer.Option(help="Edition whose forecast names the layers that capture takes.")] = "main",
     hold: Annotated[str, typer.Option(help="How long it is held without a renewal, such as 90s, 30m or 12h.")] = "30m",
     owner: Owner = None,
+    reap_leftovers: Annotated[
+        bool, typer.Option("--reap-leftovers", help="End what an earlier server of ours left on the GPUs first.")
+    ] = False,
 ) -> None:
     """Have the configured server, started where it is not there and waited for until it is ready; print its URL.
 
@@ -117,12 +120,15 @@ def ensure(
 
     seconds = _seconds(hold)
     who = owner or _me()
-    handle = _ensure_there(who, seconds) if client.remote_keeper() else _ensure_here(phase, edition, who, seconds)
+    if client.remote_keeper():
+        handle = _ensure_there(who, seconds)
+    else:
+        handle = _ensure_here(phase, edition, who, seconds, reap_leftovers=reap_leftovers)
     typer.echo(f"aerie: held by {who} for {hold}; ./aerie server stop lets it go", err=True)
     typer.echo(handle.url)
 
 
-def _ensure_here(phase: Phase, edition: str, owner: str, seconds: float) -> "ServerHandle":
+def _ensure_here(phase: Phase, edition: str, owner: str, seconds: float, *, reap_leftovers: bool) -> "ServerHandle":
     """The server that the configuration plans."""
     from aerie.servers import plan_of
     from aerie.serving.configured import ensure_configured
@@ -133,7 +139,8 @@ def _ensure_here(phase: Phase, edition: str, owner: str, seconds: float) -> "Ser
     request = StageRequest(
         settings=settings, data_root=data_root(), server_folder=server_folder(), edition=edition, run_id=owner
     )
-    held = settings.serving.model_copy(update={"lease_seconds": seconds})
+    asked = {"lease_seconds": seconds, "reap_leftovers": reap_leftovers or settings.serving.reap_leftovers}
+    held = settings.serving.model_copy(update=asked)
     return ensure_configured(
         settings.model_copy(update={"serving": held}),
         plan_of(request, phase),

@@ -8,17 +8,26 @@ import psutil
 import pytest
 
 from aerie.errors import Failed
+from aerie.serving import host
 from aerie.serving.host import host_facts, host_facts_of
 
 from .fake_nvml import MAXIMUM_PID, FakeNvml, holding
 
 
 def test_this_machine_is_told_to_other_environments_as_to_itself() -> None:
-    told = host_facts_of(Path(sys.executable))
-    memory = psutil.virtual_memory()
-    assert told.memory_total_bytes == memory.total
-    assert 0 < told.memory_available_bytes < memory.total
-    assert told.hostname == host_facts().hostname
+    told, here = host_facts_of(Path(sys.executable)), host_facts()
+    assert (told.hostname, told.memory_total_bytes, told.gpus) == (here.hostname, here.memory_total_bytes, here.gpus)
+    assert 0 < told.memory_available_bytes < told.memory_total_bytes <= psutil.virtual_memory().total
+
+
+def test_container_has_the_memory_that_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "CGROUP", tmp_path)
+    whole = host_facts()
+    assert whole.memory_total_bytes == psutil.virtual_memory().total
+    (tmp_path / "memory.max").write_text("300000000\n")
+    (tmp_path / "memory.current").write_text("100000000\n")
+    bounded = host_facts()
+    assert (bounded.memory_total_bytes, bounded.memory_available_bytes) == (300_000_000, 200_000_000)
 
 
 def test_interpreter_that_cannot_tell_is_named(tmp_path: Path) -> None:

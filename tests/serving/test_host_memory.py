@@ -22,7 +22,7 @@ def test_a_containers_limit_and_numa_nodes_make_less_of_what_is_free(
     for number, processors in enumerate(("0-3", "4-7", "")):  # the last has memory alone
         (nodes / f"node{number}").mkdir(parents=True)
         (nodes / f"node{number}" / "cpulist").write_text(f"{processors}\n")
-    monkeypatch.setattr(host_memory, "CGROUP", cgroup)
+    monkeypatch.setattr("aerie.serving.host.CGROUP", cgroup)
     monkeypatch.setattr(host_memory, "NUMA_NODES", nodes)
     (cgroup / "memory.current").write_text(f"{100 * MIB}\n")
     (cgroup / "memory.max").write_text(f"{300 * MIB}\n")

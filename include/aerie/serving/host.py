@@ -18,6 +18,7 @@ from aerie.errors import Failed
 from aerie.settings.profile import Frozen
 
 INCLUDE = Path(__file__).resolve().parents[2]
+CGROUP = Path("/sys/fs/cgroup")
 ANSWER_SECONDS = 60.0
 
 
@@ -41,7 +42,7 @@ class Gpu(Frozen):
 
 
 class HostFacts(Frozen):
-    """A machine: its memory and its GPUs, none where NVML or a driver is missing."""
+    """A machine, or a container's part of it: memory, and GPUs, none where NVML or a driver is missing."""
 
     hostname: str
     memory_total_bytes: int
@@ -55,13 +56,22 @@ def host_facts() -> HostFacts:
     Raises:
         Failed: there are GPUs, and NVML does not answer for them.
     """
-    memory = psutil.virtual_memory()
+    total = psutil.virtual_memory().total
     return HostFacts(
         hostname=socket.gethostname(),
-        memory_total_bytes=memory.total,
-        memory_available_bytes=memory.available,
+        memory_total_bytes=min(total, _container("memory.max") or total),
+        memory_available_bytes=memory_available_bytes(),
         gpus=_gpus(),
     )
+
+
+def memory_available_bytes() -> int:
+    """Memory that processes can still take here: the machine's, or what the container's limit leaves of it."""
+    available = psutil.virtual_memory().available
+    limit, used = _container("memory.max"), _container("memory.current")
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used))
+    return available
 
 
 def host_facts_of(python: Path) -> HostFacts:
@@ -87,6 +97,15 @@ def host_facts_of(python: Path) -> HostFacts:
         raise Failed(f"{' '.join(command)}: ended with status {error.returncode}: {last}") from error
     except (OSError, subprocess.TimeoutExpired, ValidationError) as error:
         raise Failed(f"{' '.join(command)}: expected the machine's facts as JSON: {error}") from error
+
+
+def _container(name: str) -> int | None:
+    """A figure of the container's limits; None where there is no such file, or no number ("max")."""
+    try:
+        text = (CGROUP / name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
 
 
 def _gpus() -> tuple[Gpu, ...]:

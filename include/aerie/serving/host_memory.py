@@ -11,9 +11,9 @@ import psutil
 import tenacity
 
 from aerie.processes import ProcessIdentity
+from aerie.serving.host import memory_available_bytes
 from aerie.serving.stopping import family_of
 
-CGROUP = Path("/sys/fs/cgroup")
 NUMA_NODES = Path("/sys/devices/system/node")
 SETTLED_BYTES = 8 << 20
 SETTLE_SECONDS = 3.0
@@ -33,12 +33,8 @@ def available_bytes() -> int:
     It is psutil's available memory, or what the container's memory limit leaves where that is less, and of it the share
     of one NUMA node.
     """
-    free = psutil.virtual_memory().available
-    limit, used = (_number(CGROUP / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        free = min(free, max(0, limit - used))
     nodes = [path for path in NUMA_NODES.glob("node[0-9]*/cpulist") if path.read_text().strip()]
-    return free // max(1, len(nodes))
+    return memory_available_bytes() // max(1, len(nodes))
 
 
 def settled_available_bytes() -> int:
@@ -152,12 +148,3 @@ class OtherProcesses:
             for before, after in ((self._before_launch, self._baseline), (self._baseline, self._end))
         ]
         return Taken(*moved)
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file of the kernel's; None where there is no such file, or no number ("max")."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
