@@ -76,6 +76,21 @@ def test_a_warning_from_the_time_of_loading_is_not_the_cause(tmp_path: Path) -> 
     assert "the last thing it said" in str(explained(tmp_path, text, status=1))
 
 
+def test_what_sglang_can_do_without_is_not_the_cause(tmp_path: Path) -> None:
+    warnings = "".join(
+        f"[2026-11-30 00:00:13 TP0] {text}\n"
+        for text in (
+            "Failed to load image_processor for /models/kimi: /models/kimi does not appear to have a file named "
+            "preprocessor_config.json.",
+            "Failed to load hf_quant_config.json for model /models/kimi: Cannot access gated repo",
+            "vision fallback: No CUDA GPUs are available",
+            "DeepGEMM is off: libcudart.so.12: cannot open shared object file",
+        )
+    )
+    text = warnings + server_logs.hit(server_logs.RUNS, "fancy.NewError: the moon is full")
+    assert explained(tmp_path, text).known is None
+
+
 def test_a_very_long_message_is_cut(tmp_path: Path) -> None:
     text = server_logs.hit(server_logs.RUNS, "ValueError: expected one of " + "LlamaForCausalLM, " * 500)
     assert len(str(explained(tmp_path, text))) < 600

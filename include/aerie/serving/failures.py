@@ -17,6 +17,9 @@ GPU_OUT_OF_MEMORY = (
     r"|CUBLAS_STATUS_ALLOC_FAILED|in AlignedAllocator"
 )
 
+RAISED = r"Traceback"
+"""Any traceback: SGLang says the same in a warning, where it can do without."""
+
 # What a traceback passes through says what the memory was for.
 CAPTURE_FRAMES = (
     r"in (?:init_(?:decode_|prefill_)?cuda_graphs?|init_attention_backends|_dummy_run|\w*autotune\w*|\w*warm_?up\w*)$"
@@ -184,7 +187,8 @@ KNOWN: tuple[KnownFailure, ...] = (
     ),
     KnownFailure(
         says="You are trying to access a gated repo; Cannot access gated repo for url",
-        pattern=r"gated repo|GatedRepoError|401 Client Error|403 Client Error",
+        pattern=r"gated repo|GatedRepoError",
+        frames=RAISED,
         advice=(
             "the model is gated: accept its terms, set HF_TOKEN, and get it with ./aerie fetch-model; the server "
             "itself "
@@ -197,6 +201,7 @@ KNOWN: tuple[KnownFailure, ...] = (
             r"contains custom code which must be executed|references custom code contained in"
             r"|requires you to execute the \w+ file|using the `?--trust-remote-code|trust_remote_code=True"
         ),
+        frames=RAISED,
         advice=(
             "the checkpoint brings code of its own: read it, then set verifier.trust_remote_code with "
             "verifier.revision "
@@ -206,6 +211,7 @@ KNOWN: tuple[KnownFailure, ...] = (
     KnownFailure(
         says="Error while deserializing header: incomplete metadata, file not fully covered",
         pattern=r"SafetensorError|Error while deserializing header|not fully covered",
+        frames=RAISED,
         advice=(
             "a file of the weights is cut or damaged: get it again with ./aerie fetch-model, which checks every shard"
         ),
@@ -221,6 +227,7 @@ KNOWN: tuple[KnownFailure, ...] = (
             r"|outgoing traffic has been disabled|OfflineModeIsEnabled|is not a valid git identifier"
             r"|Can't load (?:the )?(?:configuration|tokenizer|model)|Unrecognized model in"
         ),
+        frames=RAISED,
         advice=(
             "verifier.path is not the folder of a whole checkpoint: correct it, or get the model with ./aerie "
             "fetch-model; "
@@ -239,11 +246,13 @@ KNOWN: tuple[KnownFailure, ...] = (
     KnownFailure(
         says="SGLang only supports sm75 and above; The quantization method ... Minimum capability: 80",
         pattern=r"only supports sm\d+ and above|Minimum capability: \d+",
+        frames=RAISED,
         advice="the GPUs are older than this SGLang, or the checkpoint's quantisation, needs: take newer ones",
     ),
     KnownFailure(
         says="no kernel image is available for execution on the device",
         pattern=r"no kernel image is available|cudaErrorNoKernelImageForDevice|not compatible with the current PyTorch",
+        frames=RAISED,
         advice=(
             f"an installed kernel was not built for these GPUs: {SETUP}; if it is an attention kernel, {OTHER_BACKEND}"
         ),
@@ -265,6 +274,7 @@ KNOWN: tuple[KnownFailure, ...] = (
             r"Found no NVIDIA driver|No accelerator \(|No supported accelerator|No CUDA GPUs are available"
             r"|invalid device ordinal|no CUDA-capable device|not compiled with CUDA enabled"
         ),
+        frames=RAISED,
         advice=(
             "the server sees fewer GPUs than the plan has: look at nvidia-smi and CUDA_VISIBLE_DEVICES, and correct "
             "serving.tensor_parallel_size (or serving.device)"
@@ -277,21 +287,25 @@ KNOWN: tuple[KnownFailure, ...] = (
             r"|cannot open shared object file|undefined symbol|Could not load any common_ops library"
             r"|Failed to load NCCL library"
         ),
+        frames=RAISED,
         advice=f"a kernel library is missing, or does not fit the others: {SETUP}",
     ),
     KnownFailure(
         says="ModuleNotFoundError; ImportError",
         pattern=r"^(?:ModuleNotFoundError|ImportError)\b",
+        frames=RAISED,
         advice=f"the serve environment is not complete: {SETUP}",
     ),
     KnownFailure(
         says="Model architectures [...] are not supported for now; Transformers does not recognize this architecture",
         pattern=r"are not supported for now|does not recognize this architecture|failed to be inspected",
+        frames=RAISED,
         advice="this SGLang does not know the model's architecture: see verifier.path, or take a release that knows it",
     ),
     KnownFailure(
         says="does not match the quantization method specified in; quantization is currently not supported",
         pattern=r"does not match the quantization|quantization is currently not|Unknown quantization method",
+        frames=RAISED,
         advice=(
             "the checkpoint says how it is quantised, and this SGLang must know it: leave --quantization out of "
             "serving.extra_arguments, or take another checkpoint"
@@ -300,6 +314,7 @@ KNOWN: tuple[KnownFailure, ...] = (
     KnownFailure(
         says="does not implement set_eagle3_layers_to_capture",
         pattern=r"set_eagle3_layers_to_capture",
+        frames=RAISED,
         advice="this SGLang cannot serve an EAGLE-3 drafter with this model: take a release that can",
     ),
     KnownFailure(
@@ -314,6 +329,7 @@ KNOWN: tuple[KnownFailure, ...] = (
     KnownFailure(
         says="context_length (...) is greater than the derived context_length (...)",
         pattern=r"is greater than the derived context_length",
+        frames=RAISED,
         advice="the model was not made for so long a context: lower serving.context_length",
     ),
     KnownFailure(
