@@ -11,8 +11,10 @@ import typer
 from aerie.errors import BadInput
 
 if TYPE_CHECKING:
+    from aerie.artefacts.layout import EditionFiles
     from aerie.plan_subjects import Subject
     from aerie.plans import Machine, WholePlan
+    from aerie.serving.prefixes import PrefixOverlap
     from aerie.serving.timeline import Range
 
 REFUSED = 1
@@ -137,7 +139,8 @@ def plan(
         ),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="A prompts.parquet, to tell what a prefix cache can save.")
+        Path | None,
+        typer.Option(help="Prompts to tell what a prefix cache can save (default: the edition's)."),
     ] = None,
     drafter: Annotated[
         Path | None, typer.Option(help="Folder of the drafter (default: estimated from the verifier).")
@@ -152,13 +155,16 @@ def plan(
     """Show what a server will hold and how long a run takes; exit 0 fits or tight, 1 refused, 2 bad input."""
     from dataclasses import replace
 
+    from aerie.artefacts.layout import EditionFiles
     from aerie.plan_subjects import with_changes, with_drafter
     from aerie.plans import PHASES, make_plan, observations_of
-    from aerie.settings.machine import server_folder
+    from aerie.serving.timeline import finished_in
+    from aerie.settings.machine import data_root, server_folder
 
     if as_json and layout == "compose":
         raise BadInput("--json and --format compose are two documents: ask for one")
-    subject = _subject(model, profile, preset)
+    files = EditionFiles(data_root(), "main")
+    subject = _subject(model, profile, preset, files)
     serving: dict[str, Any] = {
         "data_parallel_size": dp,
         "attention_data_parallel_size": attention_dp,
@@ -191,7 +197,8 @@ def plan(
         lengths=(prompt_tokens, response_tokens),
         rate=rate,
         observations=observations_of(subject, server_folder()) if machine.here else (),
-        overlap=_overlap(prompts),
+        measured=finished_in(files, subject.settings) if subject.settings else None,
+        overlap=_overlap(prompts, subject, files),
         suggestion_asked=suggest,
     )
     _print(whole, layout="json" if as_json else layout)
@@ -199,11 +206,10 @@ def plan(
         raise typer.Exit(REFUSED)
 
 
-def _subject(model: Path | None, profile: str | None, preset: str | None) -> "Subject":
+def _subject(model: Path | None, profile: str | None, preset: str | None, files: "EditionFiles") -> "Subject":
     """What is planned: a checkpoint or a family's bundled configuration, a preset, or the configuration in use."""
-    from aerie.artefacts.layout import EditionFiles
     from aerie.plan_subjects import subject_of_checkpoint, subject_of_family, subject_of_settings
-    from aerie.settings.machine import data_root, settings_path
+    from aerie.settings.machine import settings_path
     from aerie.settings.pipeline import load_settings
     from aerie.settings.presets import preset_path
 
@@ -214,7 +220,7 @@ def _subject(model: Path | None, profile: str | None, preset: str | None) -> "Su
     if profile is not None:
         return subject_of_family(profile)
     path = preset_path(preset) if preset is not None else settings_path()
-    return subject_of_settings(load_settings(path), edition_folder=EditionFiles(data_root(), "main").folder)
+    return subject_of_settings(load_settings(path), edition_folder=files.folder)
 
 
 def _machine(subject: "Subject", *, gpus: int | None, gpu_memory_gib: float | None) -> "Machine":
@@ -255,13 +261,18 @@ def _all_gpus(subject: "Subject", machine: "Machine") -> int:
     return max(1, gpus // others)
 
 
-def _overlap(prompts: Path | None) -> Any:
+def _overlap(prompts: Path | None, subject: "Subject", files: "EditionFiles") -> "PrefixOverlap | None":
+    """How the given prompts begin alike, or those of the edition where a hierarchical cache is asked for."""
     from aerie.artefacts.prompts import iterate_prompt_tokens
     from aerie.serving.prefixes import prefix_overlap
 
-    if prompts is None:
+    datasets = subject.settings.datasets if subject.settings and subject.serving.hicache_size_gb_per_rank else ()
+    prepared = (files.dataset(key).prompts for key in datasets)
+    paths = [prompts] if prompts is not None else [path for path in prepared if path.exists()]
+    if not paths:
         return None
-    return prefix_overlap(row.prompt_ids for row in iterate_prompt_tokens(prompts) if row.skip_reason is None)
+    rows = (row for path in paths for row in iterate_prompt_tokens(path))
+    return prefix_overlap(row.prompt_ids for row in rows if row.skip_reason is None)
 
 
 def _print(whole: "WholePlan", *, layout: str) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from aerie.plans import WholePlan, command_of
+from aerie.serving.plan import FULL_PRECISION_KV
 from aerie.serving.planning import MemoryPlan, Sum
 from aerie.serving.timeline import Range, Timeline, as_document
 
@@ -64,7 +65,9 @@ def _suggestion(plan: WholePlan) -> dict[str, Any] | None:
 
 
 def _notes(plan: WholePlan) -> Iterator[str]:
-    face = plan.face
+    face, serving = plan.face, plan.subject.serving
+    if serving.allow_quantised_kv and serving.kv_cache_dtype not in FULL_PRECISION_KV:
+        yield f"KV type {serving.kv_cache_dtype} is allowed for a reason: {serving.allow_quantised_kv}"
     if face.hicache_gb_per_rank:
         yield (
             "the hierarchical cache keeps prefixes that were evicted; it adds no decode slots, and prompts that are "

@@ -16,6 +16,7 @@ from aerie.serving import client
 from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.serving.host import host_facts, host_facts_of
 from aerie.serving.plan import Phase, ServerPlan
+from aerie.serving.timeline import finished_in, only
 from aerie.settings.machine import python_of
 from aerie.stages import Events, StageRequest, StageResult
 
@@ -53,7 +54,7 @@ def plan_here(request: StageRequest, phases: Sequence[Phase]) -> WholePlan | Non
     Raises:
         AerieError: as ``make_plan`` and ``host_facts_of`` raise.
     """
-    settings = request.settings
+    settings = only(request.settings, request.selected)
     subject = subject_of_settings(settings, edition_folder=request.files.folder)
     facts = host_facts() if settings.serving.device == "cpu" else host_facts_of(python_of("serve"))
     machine = Machine.of_facts(facts, device=settings.serving.device)
@@ -63,6 +64,7 @@ def plan_here(request: StageRequest, phases: Sequence[Phase]) -> WholePlan | Non
         subject,
         machine,
         phases=phases,
+        measured=finished_in(request.files, settings),
         observations=observations_of(subject, request.server_folder),
     )
 

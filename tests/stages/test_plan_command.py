@@ -12,10 +12,12 @@ import pytest
 import yaml
 
 from aerie import cli
+from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.prompts import Prompt, write_prompts
 from aerie.serving.errors import PlanRefused
 from aerie.serving.host import Gpu, HostFacts
 from aerie.settings.bundled import bundled_config
+from aerie.settings.machine import data_root
 from aerie.stages import Events, StageRequest
 
 KEYS = {
@@ -36,6 +38,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     monkeypatch.setenv("AERIE_SERVE_PYTHON", sys.executable)
     monkeypatch.delenv("AERIE_CONFIG", raising=False)
     monkeypatch.delenv("AERIE_MODELS", raising=False)
+    monkeypatch.delenv("AERIE_DATA_ROOT", raising=False)
     have_gpus(monkeypatch)
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -76,6 +79,7 @@ def test_the_reference_deployment_from_two_observations(plan: Plan) -> None:
     allowed = ("--allow-quantised-kv", "to compare with the record", "--phase", "generate")
     row = document(plan, *OBSERVED, "--mem-fraction", "0.9", "--kv-dtype", "fp8_e4m3", *allowed)
     assert row["max_total_num_tokens"] == pytest.approx(376_029, rel=1e-3)
+    assert "KV type fp8_e4m3 is allowed for a reason: to compare with the record" in row["notes"]
 
 
 def test_a_refused_plan_is_told_whole_and_has_no_command(plan: Plan) -> None:
@@ -236,6 +240,19 @@ def test_prompts_tell_what_a_prefix_cache_can_save(plan: Plan, tmp_path: Path) -
     assert "of 1,000 prompt tokens in 10 prompts 810 (81.0%) begin as another prompt does" in str(found["notes"])
     assert "adds no decode slots" in str(found["notes"])
     assert "--prompts FILE" in str(document(plan, *KIMI, *hicache)["notes"])
+    edition = EditionFiles(data_root(), "main").dataset("B1_glaive")
+    edition.folder.mkdir(parents=True)
+    (tmp_path / "prompts.parquet").rename(edition.prompts)
+    assert "810 (81.0%)" in str(document(plan, "--preset", "kimi-k25-8x96g")["notes"])
+
+
+def test_a_data_set_that_is_generated_takes_no_more_time(plan: Plan) -> None:
+    edition = EditionFiles(data_root(), "main").dataset("B1_glaive")
+    edition.folder.mkdir(parents=True)
+    edition.manifest("generate").write_text("{}")
+    timeline = document(plan, "--preset", "kimi-k25-8x96g")["timeline"]
+    assert timeline["datasets"][0]["capped_sum"] == "finished"
+    assert timeline["capped_sum"].startswith("70,000,000 tokens")
 
 
 def test_the_suggestion_fits_when_it_is_taken(plan: Plan) -> None:

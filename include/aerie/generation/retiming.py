@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from aerie.serving.timeline import Measured, Timeline, plan_timeline
+from aerie.serving.timeline import Measured, Timeline, finished_in, only, plan_timeline
 from aerie.stages import StageRequest
 
 
@@ -14,22 +14,16 @@ def retime(request: StageRequest, figures: Mapping[str, Any]) -> Timeline:
     A canary keeps few requests in flight, so its speed is taken only where the configuration expects none; what it
     tells of the length of responses is always believed. Data sets whose generation has a manifest are finished.
     """
-    settings, dataset = request.settings, str(request.dataset)
-    selected = request.selected or tuple(settings.datasets)
-    chosen = settings.model_copy(update={"datasets": {key: settings.datasets[key] for key in selected}})
+    settings, dataset = only(request.settings, request.selected), str(request.dataset)
     expected = settings.expected_rates.tokens_per_second_low is not None
-    measured = {
-        key: Measured(finished=request.files.dataset(key).manifest("generate").exists())
-        for key in selected
-        if settings.datasets[key].kind == "generated"
-    }
+    measured = finished_in(request.files, settings)
     measured[dataset] = Measured(
         mean_response_tokens=figures["mean_completion_tokens"],
         tokens_per_second=None if expected else figures["tokens_per_second"] or None,
         kept_tokens=figures["response_tokens"],
         prompts=figures["prompts"],
     )
-    return plan_timeline(chosen, starts=datetime.now(UTC).astimezone(), measured=measured)
+    return plan_timeline(settings, starts=datetime.now(UTC).astimezone(), measured=measured)
 
 
 def timeline_line(timeline: Timeline, dataset: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from aerie.artefacts.layout import EditionFiles
 from aerie.settings.pipeline import ExpectedRates, PipelineSettings
 
 SECONDS_PER_HOUR = 3600
@@ -81,6 +82,21 @@ class Timeline:
     ends: tuple[datetime, datetime] | None
     unknown: tuple[str, ...]
     notes: tuple[str, ...]
+
+
+def only(settings: PipelineSettings, keys: Iterable[str]) -> PipelineSettings:
+    """The same configuration with only these data sets; with all where none is named."""
+    chosen = {key: settings.datasets[key] for key in keys}
+    return settings.model_copy(update={"datasets": chosen}) if chosen else settings
+
+
+def finished_in(files: EditionFiles, settings: PipelineSettings) -> dict[str, Measured]:
+    """What an edition shows: a data set whose generation has a manifest is finished."""
+    return {
+        key: Measured(finished=True)
+        for key, dataset in settings.datasets.items()
+        if dataset.kind == "generated" and files.dataset(key).manifest("generate").exists()
+    }
 
 
 def plan_timeline(
