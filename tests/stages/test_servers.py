@@ -1,0 +1,30 @@
+"""The stages around a server."""
+
+import pytest
+
+from aerie import servers
+from aerie.serving import client
+from aerie.stages import Events
+
+
+@pytest.fixture
+def external(make_request, settings):
+    """A request whose server is somebody else's."""
+    serving = settings.serving.model_copy(update={"backend": "external", "external_url": "http://gpu-7:30000"})
+    return make_request(settings.model_copy(update={"serving": serving}), phase="generate")
+
+
+def test_a_server_of_somebody_else_is_never_stopped(external, tmp_path, monkeypatch):
+    def touched(*_):
+        raise AssertionError("a server was touched")
+
+    monkeypatch.setattr(client, "stop", touched)
+    monkeypatch.setattr(client, "release", touched)
+    result = servers.stop(external, Events(tmp_path / "events"))
+    assert (result.reused, dict(result.data)) == (True, {})
+    assert "http://gpu-7:30000 is someone else's server: it is left running" in (tmp_path / "events").read_text()
+
+
+def test_stopping_where_nothing_runs_is_no_failure(make_request, tmp_path):
+    request = make_request(phase="generate").model_copy(update={"server_folder": tmp_path / "server"})
+    assert servers.stop(request, Events(tmp_path / "events")).reused
