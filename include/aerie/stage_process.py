@@ -1,10 +1,12 @@
 """Runs a stage as a process in its own environment, and follows its events.
 
-The process stays in the caller's process group; whoever ends the caller ends it too. ``run`` must be called in a thread
-that lives as long as the caller: the kernel ends the process when that thread ends.
+The process stays in the caller's process group, and never outlives its caller, nor the caller its own parent: a task
+whose worker was killed, which runs no ``on_kill``, is tried again, and the stage of the first try would renew the
+server's lease and hold the data set against the second.
 """
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -40,8 +42,11 @@ class StageProcess:
     def run(self) -> StageResult:
         """Run the stage to its end.
 
+        The kernel ends the stage when the thread that called this ends.
+
         Raises:
             BadInput, Failed, Retryable: as the stage's exit code says; the message is the stage's own.
+            Retryable: the caller's parent (a task's worker) has died; the stage was ended.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         paths = {name: self.folder / name for name in ("request.json", "result.json", "events.jsonl", "output.log")}
@@ -57,10 +62,12 @@ class StageProcess:
         with paths["output.log"].open("wb") as output, paths["events.jsonl"].open(encoding="utf-8") as events:
             self._process = subprocess.Popen(
                 command, env=variables_of(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                # A worker that is killed runs no on_kill; a stage without it would renew the server's lease for good.
                 preexec_fn=die_with_parent,
             )  # fmt: skip
-            message = self._follow(self._process, events)
+            try:
+                message = self._follow(self._process, events)
+            finally:
+                self.stop()
         status = self._process.returncode
         if status == 0:
             return StageResult.model_validate_json(paths["result.json"].read_bytes())
@@ -81,6 +88,7 @@ class StageProcess:
         """Forward events until the process ends; return the message of its error event, if any."""
         message: str | None = None
         rest = ""
+        parent = os.getppid()
         while True:
             ended = process.poll() is not None
             rest += events.read()
@@ -92,6 +100,8 @@ class StageProcess:
                     self.on_event(event)
             if ended:
                 return message
+            if os.getppid() != parent:
+                raise Retryable(f"process {parent}, which ran stage {self.stage}, has died: the stage is ended with it")
             time.sleep(POLL_SECONDS)
 
     def _error(self, status: int, message: str | None, log: Path) -> AerieError:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -483,4 +484,18 @@ def test_two_generators_on_one_machine_never_write_one_log_whatever_the_database
         pytest.raises(Failed, match=r"being written by run the first \(process \d+ on "),
     ):
         world.run()
+    assert not world.server.requests
+
+
+@pytest.mark.parametrize("held", ["lock file", "ledger"])
+def test_an_earlier_try_of_this_run_that_is_still_ending_is_a_reason_to_try_again(world, held):
+    run_id = world.request().run_id
+    with ExitStack() as earlier_try:
+        if held == "lock file":
+            earlier_try.enter_context(writer.lock_file(world.files.folder / "generate.lock", run_id=run_id))
+        else:
+            connection = earlier_try.enter_context(connected(world.database_url, application="test"))
+            earlier_try.enter_context(only_writer(connection, edition="main", dataset=DATASET, run_id=run_id))
+        with pytest.raises(Retryable, match=f"being written by run {run_id}"):
+            world.run()
     assert not world.server.requests

@@ -55,36 +55,59 @@ def test_secrets_of_the_control_side_stay_there(monkeypatch):
     assert "AERIE_DATABASE_URL" in variables_of("airflow")
 
 
+@pytest.fixture
+def endless_stage(tmp_path, monkeypatch):
+    """Stages of the airflow environment report once and never end; returns what waits for one and tells who it is."""
+    python, pid = tmp_path / "python", tmp_path / "pid"
+    event = '{"type": "progress", "message": "working"}'
+    python.write_text(f"""#!/bin/sh
+echo $$ > {pid}.new && mv {pid}.new {pid}
+while [ "$1" != --events ]; do shift; done
+echo '{event}' >> "$2"
+exec sleep 600
+""")
+    python.chmod(0o755)
+    monkeypatch.setenv("AERIE_AIRFLOW_PYTHON", str(python))
+
+    def started() -> ProcessIdentity:
+        while not pid.exists():  # bounded by the test's own limit
+            time.sleep(0.02)
+        return ProcessIdentity.of(int(pid.read_text()))
+
+    return started
+
+
 CALLER = """
 import sys
 from pathlib import Path
 from aerie.stage_process import StageProcess
 from aerie.stages import StageRequest
-folder = Path(sys.argv[1])
-StageProcess("plan", StageRequest.model_validate_json((folder / "asked.json").read_bytes()), folder, print).run()
+request = StageRequest.model_validate_json(Path(sys.argv[1]).read_bytes())
+StageProcess("plan", request, Path(sys.argv[2]), lambda event: None).run()
 """
 
 
-def test_a_stage_ends_with_a_worker_that_was_killed(make_request, tmp_path, monkeypatch):
-    """It would hold the server, and the data set's writer lock, against the next try."""
-    python, started = tmp_path / "python", tmp_path / "started"
-    python.write_text(f'#!/bin/sh\necho $$ > "{started}.new"\nmv "{started}.new" "{started}"\nexec sleep 600\n')
-    python.chmod(0o755)
-    monkeypatch.setenv("AERIE_AIRFLOW_PYTHON", str(python))
-    (tmp_path / "asked.json").write_text(make_request().model_dump_json())
-    worker = subprocess.Popen([sys.executable, "-c", CALLER, str(tmp_path)])
-    try:
-        until(started.exists)
-        stage = ProcessIdentity.of(int(started.read_text()))
-        assert stage.find() is not None
-    finally:
-        worker.kill()
-        worker.wait()
-    assert wait_until_gone(stage, 10)
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("killed", ["the caller", "the caller's parent"])
+def test_no_stage_outlives_its_task_or_the_worker_of_its_task(killed, make_request, tmp_path, endless_stage):
+    path = tmp_path / "request.json"
+    path.write_text(make_request().model_dump_json())
+    call = [sys.executable, "-c", CALLER, str(path), str(tmp_path / "run")]
+    command = call if killed == "the caller" else ["sh", "-c", '"$@"; exit $?', "worker", *call]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        stage = endless_stage()
+        process.kill()
+    assert wait_until_gone(stage, 20)
 
 
-def until(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+@pytest.mark.timeout(60)
+def test_no_stage_outlives_a_failure_to_report_what_it_does(make_request, tmp_path, endless_stage):
+    stages = []
+
+    def fail_to_report(event):
+        stages.append(endless_stage())
+        raise RuntimeError("the store cannot be reached")
+
+    with pytest.raises(RuntimeError, match="the store cannot be reached"):
+        StageProcess("plan", make_request(), tmp_path / "run", fail_to_report).run()
+    assert stages[0].find() is None

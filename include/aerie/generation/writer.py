@@ -35,6 +35,7 @@ def lock_file(path: Path, *, run_id: str) -> Iterator[None]:
 
     Raises:
         Failed: another process holds it; the message names its run, host and process.
+        Retryable: it is an earlier try of this run, which is being ended.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
@@ -42,14 +43,21 @@ def lock_file(path: Path, *, run_id: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            raise Failed(
-                f"{path.parent} is being written by {file.read().strip() or 'another process'}: wait until it ends, or "
+            holder = file.read().strip()
+            kind = Retryable if holder.startswith(_of_run(run_id)) else Failed
+            raise kind(
+                f"{path.parent} is being written by {holder or 'another process'}: wait until it ends, or "
                 "stop it, before writing it again"
             ) from error
         file.truncate(0)
-        file.write(f"run {run_id} (process {os.getpid()} on {socket.gethostname()})\n")
+        file.write(f"{_of_run(run_id)}process {os.getpid()} on {socket.gethostname()})\n")
         file.flush()
         yield
+
+
+def _of_run(run_id: str) -> str:
+    """How a run's name begins in a lock file."""
+    return f"run {run_id} ("
 
 
 class DatasetWriter:
@@ -59,7 +67,7 @@ class DatasetWriter:
 
     Raises:
         Failed: another process writes the data set; the message names it.
-        Retryable: the database cannot be reached.
+        Retryable: an earlier try of this run still does, or the database cannot be reached.
     """
 
     def __init__(self, url: str, *, edition: str, dataset: str, run_id: str, lock_path: Path) -> None:

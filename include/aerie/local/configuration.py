@@ -149,7 +149,8 @@ class StackConfiguration(BaseModel):
                 "worker_log_server_port": self.scheduler_log_port,
                 "trigger_log_server_port": self.triggerer_log_port,
             },
-            "scheduler": {"scheduler_heartbeat_sec": 2},
+            # A task whose worker was killed is tried again before its server's lease (serving.lease_seconds) is over.
+            "scheduler": {"scheduler_heartbeat_sec": 2, "task_instance_heartbeat_timeout": 60},
             "dag_processor": {"refresh_interval": 30, "min_file_process_interval": 30},
             "usage_data_collection": {"enabled": False},
         }

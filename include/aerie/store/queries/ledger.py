@@ -272,13 +272,16 @@ def only_writer(connection: Connection, *, edition: str, dataset: str, run_id: s
 
     Raises:
         Failed: another process holds it; the message names its run, host and process.
+        Retryable: it is an earlier try of this run, which is being ended, or was and the database has not noticed yet.
     """
     name = _lock_name(edition, dataset)
     with transaction(connection) as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (name,))
         held = cursor.fetchone()
         if held != (True,):
-            raise Failed(_refusal(connection, edition=edition, dataset=dataset))
+            holder = _writer_of(connection, edition=edition, dataset=dataset)
+            kind = Retryable if holder and holder["run_id"] == run_id else Failed
+            raise kind(_refusal(holder, edition=edition, dataset=dataset))
         cursor.execute(
             """
             INSERT INTO writers (edition, dataset, run_id, host, pid) VALUES (%s, %s, %s, %s, %s)
@@ -306,7 +309,8 @@ def still_only_writer(connection: Connection, *, edition: str, dataset: str, run
     with transaction(connection) as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (_lock_name(edition, dataset),))
         if cursor.fetchone() != (True,):
-            raise Retryable(_refusal(connection, edition=edition, dataset=dataset))
+            holder = _writer_of(connection, edition=edition, dataset=dataset)
+            raise Retryable(_refusal(holder, edition=edition, dataset=dataset))
         cursor.execute("SELECT run_id, host, pid FROM writers WHERE edition = %s AND dataset = %s", (edition, dataset))
         return bool(cursor.fetchone() == (run_id, socket.gethostname(), os.getpid()))
 
@@ -338,10 +342,13 @@ def _lock_name(edition: str, dataset: str) -> str:
     return f"aerie samples {edition}/{dataset}"
 
 
-def _refusal(connection: Connection, *, edition: str, dataset: str) -> str:
+def _writer_of(connection: Connection, *, edition: str, dataset: str) -> Mapping[str, object] | None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT * FROM writers WHERE edition = %s AND dataset = %s", (edition, dataset))
-        holder: Mapping[str, object] | None = next(as_mappings(cursor), None)
+        return next(as_mappings(cursor), None)
+
+
+def _refusal(holder: Mapping[str, object] | None, *, edition: str, dataset: str) -> str:
     who = "another process"
     if holder:
         since = f"{holder['since']:%Y-%m-%d %H:%M:%S %Z}"
