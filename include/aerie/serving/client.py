@@ -34,9 +34,10 @@ from aerie.serving.lease import (
     token_path,
 )
 from aerie.serving.observations import Observation
-from aerie.serving.plan import INCLUDE, ServerPlan
+from aerie.serving.plan import ServerPlan
 from aerie.serving.preflight import AS_MEASURED, PreflightOptions
 from aerie.serving.reaping import reap
+from aerie.settings.machine import variables_of
 
 KEEPER_START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 120.0  # /ensure and /stop end a server first: up to 30 s of grace, 10 s of killing
@@ -341,7 +342,7 @@ def _start_keeper(folder: Path, python: Path, host: str, log: Path) -> subproces
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": str(INCLUDE)},
+            env=variables_of("serve"),
             start_new_session=True,
         )
 
