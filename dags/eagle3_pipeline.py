@@ -104,4 +104,6 @@ with DAG(
     train >> start_benchmark >> benchmark
     stop_generate >> start_capture
     capture >> stop_capture >> start_benchmark
-    benchmark >> stop_benchmark >> close_run
+    benchmark >> stop_benchmark
+    # Where a person fails the run, all in between is skipped at once: what ends the servers is still waited for.
+    [stop_generate, stop_capture, stop_benchmark] >> close_run
