@@ -11,6 +11,7 @@ from aerie.errors import BadInput
 from aerie.serving.attention import KV_DTYPE_BYTES
 from aerie.serving.errors import PlanRefused
 from aerie.serving.headroom import count_buffers
+from aerie.serving.model_config import ModelConfig
 from aerie.serving.plan import Phase
 from aerie.serving.plan_inputs import DrafterInputs, ObservedPool, PlanInputs
 from aerie.serving.planning import MemoryPlan, plan_memory, suggest
@@ -244,6 +245,41 @@ def test_ranks_together_hold_the_model_and_no_rank_more_than_all(name: str, tens
 def test_a_field_of_the_weights_that_makes_no_sense_is_named(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         estimate_weights(published(name, **changes), Ranks(1, 1), dtype="bfloat16")
+
+
+NONSENSE = st.sampled_from(
+    [None, "", "8", True, False, -1, 0, 1, 2.5, math.nan, math.inf, [], [1], ["x"], {}, {"a": 1}, 8]
+)
+QUANTISED = st.fixed_dictionaries(
+    {"quant_method": st.sampled_from(["fp8", "gptq", "awq", "compressed-tensors", "mxfp4", None, 3])},
+    optional=dict.fromkeys(
+        ("bits", "group_size", "weight_block_size", "config_groups", "ignore", "modules_to_not_convert"), NONSENSE
+    ),
+)
+
+
+@given(
+    name=st.sampled_from(bundled_names()),
+    changes=st.dictionaries(
+        st.sampled_from(sorted({field for name in bundled_names() for field in published(name).fields})),
+        NONSENSE,
+        max_size=3,
+    ),
+    quantised=st.none() | QUANTISED | NONSENSE,
+    vision=st.none() | NONSENSE,
+)
+def test_whatever_a_configuration_holds_its_weights_are_a_number_or_our_error(
+    name: str, changes: dict[str, Any], quantised: Any, vision: Any
+) -> None:
+    config = published(name, **{**changes, "quantization_config": quantised})
+    config = ModelConfig(config.where, config.fields, {**config.outer, "vision_config": vision})
+    try:
+        estimate = estimate_weights(config, Ranks(8, 8), dtype="bfloat16")
+    except BadInput as error:
+        assert str(error).startswith("config.json")
+        assert "\n" not in str(error)
+    else:
+        assert 0 < estimate.rank_bytes < math.inf
 
 
 def test_weights_on_disk_are_those_of_the_index_or_of_the_files(tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ are held whole, and so are key/value heads where there are fewer of them than ra
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,8 +121,8 @@ def _parts(config: ModelConfig, ranks: Ranks, quantised: "_Quantisation") -> Ite
     )
     if sparse:
         yield from _experts(config, ranks, quantised, sparse=sparse, sparse_here=sparse_here)
-    if vision := config.outer.get("vision_config"):
-        tower = _vision(ModelConfig(f"{config.where.partition(':')[0]}: vision_config", vision, vision))
+    if vision := config.mapping("vision_config"):
+        tower = _vision(ModelConfig(f"{config.where}: vision_config", vision, vision))
         yield Part("vision", tower, tower, quantised.plain)
 
 
@@ -165,6 +165,8 @@ def _sparse_layers(config: ModelConfig, layers: int) -> int:
     first = config.count("first_k_dense_replace", default=0, least=0)
     every = config.count("decoder_sparse_step" if config.has("decoder_sparse_step") else "moe_layer_freq", default=1)
     dense = config.fields.get("mlp_only_layers") or ()
+    if not isinstance(dense, Sequence) or not all(isinstance(layer, int) for layer in dense):
+        raise BadInput(f"{config.where}: mlp_only_layers is {dense!r}: expected a list of layers")
     return sum(
         index >= first and (index + (1 if config.has("decoder_sparse_step") else 0)) % every == 0 and index not in dense
         for index in range(layers)
@@ -217,7 +219,9 @@ class _Quantisation:
             return cls(plain, plain, frozenset())
         where = f"{config.where}: quantization_config"
         method = document.get("quant_method")
-        left_out = [str(one) for one in (document.get("ignore") or document.get("modules_to_not_convert") or ())]
+        left_out = document.get("ignore") or document.get("modules_to_not_convert") or ()
+        if not isinstance(left_out, Sequence) or not all(isinstance(one, str) for one in left_out):
+            raise BadInput(f"{where}: ignore or modules_to_not_convert is {left_out!r}: expected a list of names")
         parts = frozenset(part for part in LINEAR if not any(_names(pattern, part) for pattern in left_out))
         return cls(plain, _quantised_bytes(where, method, document, plain), parts)
 
@@ -229,13 +233,16 @@ def _quantised_bytes(where: str, method: Any, document: Mapping[str, Any], plain
     if method == "mxfp4":
         return 0.5 + 1 / 32
     if method == "fp8":
-        block = document.get("weight_block_size")
+        block = document.get("weight_block_size") or ()
+        if not isinstance(block, Sequence) or not all(isinstance(size, int) and size > 0 for size in block):
+            raise BadInput(f"{where}.weight_block_size is {block!r}: expected two sizes above 0")
         return 1 + 4 / math.prod(block) if block else 1.0
     if method == "compressed-tensors":
         groups = document.get("config_groups")
-        if not isinstance(groups, Mapping) or not groups:
+        first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+        weights = first.get("weights") if isinstance(first, Mapping) else None
+        if not isinstance(weights, Mapping):
             raise BadInput(f"{where}.config_groups is {groups!r}: expected how the weights are packed")
-        weights = next(iter(groups.values())).get("weights") or {}
     elif method in SCALE_GROUP_DEFAULTS:
         weights = {"num_bits": document.get("bits"), "group_size": document.get("group_size")}
     else:
@@ -246,8 +253,9 @@ def _quantised_bytes(where: str, method: Any, document: Mapping[str, Any], plain
     bits, group = weights.get("num_bits"), weights.get("group_size") or SCALE_GROUP_DEFAULTS[str(method)]
     if not isinstance(bits, int) or isinstance(bits, bool) or bits not in (2, 3, 4, 8):
         raise BadInput(f"{where}: bits of a weight are {bits!r}: expected 2, 3, 4 or 8")
-    scales = plain / group if isinstance(group, int) and group > 0 else 0.0
-    return bits / 8 + scales
+    if not isinstance(group, int):
+        raise BadInput(f"{where}: group_size is {group!r}: expected the weights that share a scale, or -1 for a row")
+    return bits / 8 + (plain / group if group > 0 else 0.0)
 
 
 _EXAMPLES: Mapping[str, tuple[str, ...]] = {
