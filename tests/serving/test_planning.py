@@ -158,6 +158,13 @@ def test_requests_at_once_and_token_usage_at_the_given_length() -> None:
     assert planned().concurrent_requests is None
 
 
+def test_short_requests_are_limited_by_what_sglang_lets_run() -> None:
+    lengths = {"prompt_tokens": 1, "response_tokens": 1}
+    assert planned(**lengths, context_length=262_144).concurrent_requests == 2048
+    assert planned(**lengths, context_length=1024).concurrent_requests == 4096
+    assert planned(**lengths, max_running_requests=5000).concurrent_requests == 5000
+
+
 def test_a_request_that_the_pool_cannot_hold_is_refused() -> None:
     assert "a request does not fit" in planned(prompt_tokens=200_000, response_tokens=1).reasons[0]
 

@@ -22,8 +22,8 @@ SAME_NAMES = frozenset(
     {
         "dtype", "device", "tensor_parallel_size", "data_parallel_size", "attention_data_parallel_size",
         "pipeline_parallel_size", "expert_parallel_size", "mem_fraction_static", "kv_cache_dtype",
-        "allow_quantised_kv", "page_size", "max_total_tokens", "max_running_requests", "chunked_prefill_size",
-        "cuda_graph_max_batch_size", "hicache_size_gb_per_rank",
+        "allow_quantised_kv", "context_length", "page_size", "max_total_tokens", "max_running_requests",
+        "chunked_prefill_size", "cuda_graph_max_batch_size", "hicache_size_gb_per_rank",
     }
 )  # fmt: skip
 """Fields of a server's plan that the memory plan is made from, under the same names."""

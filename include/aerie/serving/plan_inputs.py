@@ -49,6 +49,7 @@ class PlanInputs:
     page_size: int | None = None
     max_total_tokens: int | None = None
     max_running_requests: int | None = None
+    context_length: int | None = None
     chunked_prefill_size: int | None = None
     cuda_graph_max_batch_size: int | None = None
     weights_bytes: float | None = None

@@ -33,6 +33,9 @@ VERDICTS: tuple[Verdict, ...] = ("fits", "tight", "refused")
 SERVED_KV_TYPES = frozenset({"auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "nvfp4", "fp4_mx_block16"})
 """What ``--kv-cache-dtype`` of SGLang 0.5.23 takes."""
 
+OWN_RUNNING_REQUESTS = (2048, 4096)
+"""Least and most requests that SGLang 0.5.23 lets run at once in one pool, where it is not told a number."""
+
 QUEUE_FACTOR = 2
 """Requests to keep in flight for each that can run: the reference's 150 held 72 running and 79 queued."""
 
@@ -403,8 +406,16 @@ def _concurrent(inputs: PlanInputs, tokens: int) -> int | None:
     """Whole requests that run at once, in all pools."""
     if inputs.request_tokens is None:
         return None
-    running = int(tokens / inputs.request_tokens) * inputs.pools
-    return running if inputs.max_running_requests is None else min(running, inputs.max_running_requests)
+    return min(int(tokens / inputs.request_tokens) * inputs.pools, _most_running(inputs, tokens))
+
+
+def _most_running(inputs: PlanInputs, tokens: int) -> int:
+    """Requests that SGLang lets run: as asked, else its own number (``resolve_max_num_reqs``)."""
+    if inputs.max_running_requests is not None:
+        return inputs.max_running_requests
+    low, high = OWN_RUNNING_REQUESTS
+    own = high if inputs.context_length is None else int(tokens / inputs.context_length * 512)
+    return min(max(own, low), high) * inputs.pools
 
 
 def _usage(inputs: PlanInputs, concurrent: int | None, tokens: int) -> float | None:
@@ -420,7 +431,9 @@ def _request_sums(inputs: PlanInputs, concurrent: int | None, tokens: int) -> It
         yield Sum("concurrent requests", "not known", "give --prompt-tokens and --response-tokens")
         return
     pools = f" x {inputs.pools} pools" if inputs.pools > 1 else ""
-    capped = f", at most max_running_requests {inputs.max_running_requests}" if inputs.max_running_requests else ""
+    most = _most_running(inputs, tokens)
+    whose = "SGLang's own limit" if inputs.max_running_requests is None else "max_running_requests"
+    capped = f", at most {whose}, {most:,}" if concurrent == most else ""
     yield Sum(
         "concurrent requests",
         f"{concurrent:,}",
@@ -430,7 +443,7 @@ def _request_sums(inputs: PlanInputs, concurrent: int | None, tokens: int) -> It
     if usage is not None:
         running = concurrent if inputs.concurrency is None else min(concurrent, inputs.concurrency)
         queued = f"; {inputs.concurrency - running} of {inputs.concurrency} wait" if inputs.concurrency else ""
-        yield Sum("expected token usage", f"{usage:.2f}", f"{running} running{queued}")
+        yield Sum("expected token usage", f"{usage:.2f}", f"{running:,} running{queued}")
 
 
 @dataclass(frozen=True)
