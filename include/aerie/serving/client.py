@@ -40,7 +40,9 @@ from aerie.serving.reaping import reap
 from aerie.settings.machine import variables_of
 
 KEEPER_START_SECONDS = 60.0
-REQUEST_TIMEOUT_SECONDS = 120.0  # /ensure and /stop end a server first: up to 30 s of grace, 10 s of killing
+REQUEST_TIMEOUT_SECONDS = 120.0
+ENDING_TIMEOUT_SECONDS = 300.0
+"""Of what may end a server first: up to 30 s of grace, 10 s of killing, 70 s until port and GPUs are free."""
 KEEPER_END_SECONDS = 30.0
 KILLED_SECONDS = 10.0  # a killed keeper's lock goes with the last of its threads
 DYING_SECONDS = 1.0  # a process that is killed closes its connections before it is gone
@@ -109,8 +111,9 @@ class Keeper:
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         url = self._url + path
+        timeout = ENDING_TIMEOUT_SECONDS if path in ("/ensure", "/stop") else REQUEST_TIMEOUT_SECONDS
         try:
-            response = requests.request(method, url, json=body, headers=self._headers, timeout=REQUEST_TIMEOUT_SECONDS)
+            response = requests.request(method, url, json=body, headers=self._headers, timeout=timeout)
             answer = response.json()
         except requests.RequestException as error:
             raise KeeperUnreachable(f"{url}: the keeper does not answer: {error}") from error
