@@ -1,5 +1,6 @@
 """A server that lives and makes nothing: noticed by its tokens, restarted once, and then a failure with evidence."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 from aerie.errors import Failed, Retryable
 from aerie.generation import server as servers
 from aerie.generation import stage
+from aerie.generation.client import GenerateClient
 from aerie.generation.server import Server, StuckServer
+from aerie.generation.stalls import StallWatch
 from aerie.serving.errors import LeaseLost
 from aerie.serving.evidence import Evidence
 from aerie.stages import Events, StageRequest
@@ -129,6 +132,20 @@ def test_a_server_that_does_not_count_its_tokens_is_said_to_be_unwatched(impatie
     assert manifest_of(impatient.run()).counts["kept"] == 40
     (alert,) = [event for event in impatient.events("alert") if event["reason"] == "stall_unwatched"]
     assert "no sglang:realtime_tokens_total" in alert["message"]
+
+
+def test_a_server_that_died_is_not_said_to_be_unwatched(impatient):
+    async def look() -> None:
+        async with GenerateClient.open(
+            impatient.server.url, concurrency=1, sampling={}, request_timeout_seconds=5, maximum_attempts=1,
+            first_backoff_seconds=0.1,
+        ) as client:  # fmt: skip
+            events = Events(impatient.root / "events.jsonl")
+            await StallWatch(client, in_flight=lambda: 1, stall_seconds=1, events=events).look()
+
+    impatient.server.die()
+    asyncio.run(look())
+    assert impatient.events("alert") == []
 
 
 def test_a_server_that_answers_nothing_and_lives_is_restarted(impatient, monkeypatch):

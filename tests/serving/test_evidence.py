@@ -36,9 +36,13 @@ def test_log_processes_stacks_and_the_last_probe_are_told(
     server, worker = sorted(processes_of(), key=lambda process: process.create_time())
     (tools / "py-spy").write_text(PY_SPY.format(hidden=server.pid))
     (tools / "py-spy").chmod(0o755)
+    with handle.log_path.open("a") as log:
+        log.write("the last line that says something\n")
+        log.writelines('INFO:     127.0.0.1:5 - "GET /metrics HTTP/1.1" 200 OK\n' for _ in range(300))
     worker.send_signal(signal.SIGSTOP)
     found = client.evidence(folder, handle.launch_token)
     assert found.log_tail[0].startswith("$ ") and handle.launch_token in found.log_tail[0]
+    assert found.log_tail[-1] == "the last line that says something"
     told = {line.split()[1]: line for line in found.processes}
     assert told.keys() == {str(server.pid), str(worker.pid)}
     assert f": {psutil.STATUS_STOPPED}, " in told[str(worker.pid)]

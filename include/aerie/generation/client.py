@@ -53,6 +53,10 @@ class ServerGone(Retryable):
     """The server no longer answers; the stage is worth retrying with another one."""
 
 
+class Refused(ServerGone):
+    """The server answers, but not what was asked."""
+
+
 class RequestFailed(Exception):
     """One request came to nothing. ``attempts`` counts how often it was sent, once that is known.
 
@@ -365,7 +369,7 @@ class GenerateClient:
         """What the server says at ``path``.
 
         Raises:
-            ServerGone: it does not answer.
+            ServerGone: it does not answer; ``Refused`` where it does, with an error.
         """
         timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
         try:
@@ -374,5 +378,5 @@ class GenerateClient:
         except (TimeoutError, aiohttp.ClientError) as error:
             raise ServerGone(f"the server at {self._url} does not answer: {type(error).__name__}: {error}") from error
         if status != HTTP_OK:
-            raise ServerGone(f"the server at {self._url} says {status} to {path}: {_quoted(body)}")
+            raise Refused(f"the server at {self._url} says {status} to {path}: {_quoted(body)}")
         return body

@@ -4,8 +4,8 @@ import re
 import time
 from collections.abc import Callable
 
-from aerie.errors import AerieError, Retryable
-from aerie.generation.client import GenerateClient
+from aerie.errors import Retryable
+from aerie.generation.client import GenerateClient, Refused, ServerGone
 from aerie.stages import Events
 
 # Tokens of decoding steps and of every chunk of a prefill, counted as they are computed: a long prefill moves it too.
@@ -67,11 +67,16 @@ class StallWatch:
             )
 
     async def _computed_tokens(self) -> float | None:
-        """Tokens that the server has computed; None where it does not say so. Whether it is alive is seen elsewhere."""
+        """Tokens that the server has computed; None where it does not say so.
+
+        Whether it answers at all is the client's and the keeper's business, who have their own patience.
+        """
         try:
             counts = _COMPUTED.findall(await self._client.read(METRICS))
-        except AerieError as error:
+        except Refused as error:
             self._alert(str(error))
+            return None
+        except ServerGone:
             return None
         if not counts:
             self._alert(f"{METRICS} has no sglang:realtime_tokens_total")

@@ -1,6 +1,7 @@
 """What is known of a server that is stuck, gathered before it is ended."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,14 @@ from aerie.serving.stopping import family_of
 from aerie.settings.profile import Frozen
 
 LOG_LINES = 200
+ACCESS = re.compile(r'"(?:GET|POST) \S+ HTTP/[\d.]+" \d+')
+"""A line of the HTTP server about a request: while a server is stuck, there are only those, of whoever looks at it."""
+
 DUMP_SECONDS = 30.0
 
 
 class Evidence(Frozen):
-    """A server's last log lines, its processes, their Python stacks, and what it last proved.
+    """A server's last log lines but for those of requests, its processes, their stacks, and what it last proved.
 
     ``stacks`` is None where py-spy is not installed, ``last_probe`` where the server was never ready.
     """
@@ -45,7 +49,8 @@ def gather(server: ProcessIdentity, log: Path, last_probe: ReadyServer | None) -
 
 def _last_lines(log: Path) -> Iterable[str]:
     with log.open(encoding="utf-8", errors="replace") as file:
-        return deque((line.rstrip("\n") for line in file), maxlen=LOG_LINES)
+        lines = (line.rstrip() for line in file)
+        return deque((line for line in lines if ACCESS.search(line) is None), maxlen=LOG_LINES)
 
 
 def _described(process: psutil.Process) -> str:
