@@ -123,7 +123,8 @@ def text_of(plan: WholePlan, python: Path) -> str:
 
 
 def _phase_table(plan: WholePlan) -> Table:
-    table = Table(title="Each GPU, in GiB", title_justify="left")
+    where = "The host" if plan.machine.gpus == 0 else "Each GPU"
+    table = Table(title=f"{where}, in GiB", title_justify="left")
     table.add_column("")
     for phase in plan.phases:
         table.add_column(phase, justify="right")

@@ -293,7 +293,7 @@ def _wait_until_ready(
         if time.monotonic() - started > timeout_seconds + KEEPER_START_SECONDS:
             raise NotReady(f"server {lease.url} is still starting after {timeout_seconds:g} s (log: {lease.log_path})")
         if time.monotonic() - reported > REPORT_SECONDS:
-            report(f"server {lease.url} is loading, {time.monotonic() - started:.0f} s so far (log: {lease.log_path})")
+            report(f"server {lease.url} is starting, {time.monotonic() - started:.0f} s so far (log: {lease.log_path})")
             reported = time.monotonic()
         time.sleep(POLL_SECONDS)
         lease = keeper.renew(lease.launch_token, owner=owner, lease_seconds=lease_seconds)
