@@ -105,7 +105,7 @@ def test_another_plan_waits_until_the_server_is_free_and_says_for_whom(
     assert waiting(folder) == []
     assert not any(map(runs, family))
     assert lines[0].startswith(f"waiting for the server: generate server {first.url} is held by run 1 (until 20")
-    assert len(lines) == 2  # not one for each time that it asked
+    assert sum(line.startswith("waiting") for line in lines) == 1  # not one for each time that it asked
 
 
 def test_the_phases_of_a_run_replace_each_other_without_waiting(
