@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from aerie.serving.timeline import Range
 
 REFUSED = 1
+LARGEST = 1e12
+"""Above any memory, length or rate; sums of such numbers are still finite."""
 
 
-def _number(option: str, what: str, *, least: float = 0.0, below: float = math.inf) -> Callable[[str], float]:
+def _number(option: str, what: str, *, least: float = 0.0, below: float = LARGEST) -> Callable[[str], float]:
     """A parser of finite numbers above ``least`` and below ``below``; its error is one line that names the option."""
 
     def parse(text: str) -> float:
@@ -67,14 +69,14 @@ def _observation(text: str) -> tuple[str, int]:
     if kind and kind not in KV_DTYPE_BYTES:
         raise BadInput(f"--observed is {text!r}: KV type {kind!r} is not known: expected {', '.join(KV_DTYPE_BYTES)}")
     parse = _number("--observed", f"FRACTION=TOKENS or FRACTION:KV-TYPE=TOKENS, found {text!r}", below=1)
-    return f"{parse(fraction):g}" + (f":{kind}" if kind else ""), _count(f"--observed {key}")(tokens)
+    return f"{parse(fraction)!r}" + (f":{kind}" if kind else ""), _count(f"--observed {key}")(tokens)
 
 
 def _counted(name: str, text: str) -> Any:
     return typer.Option(name, parser=_count(name), metavar="N", help=text)
 
 
-def _measured(name: str, what: str, text: str, *, below: float = math.inf) -> Any:
+def _measured(name: str, what: str, text: str, *, below: float = LARGEST) -> Any:
     return typer.Option(name, parser=_number(name, what, below=below), metavar="X", help=text)
 
 
