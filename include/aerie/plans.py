@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from aerie.artefacts.observations import Observation, read_observations
 from aerie.errors import BadInput
 from aerie.hidden_states.protocol import forward_hooks
 from aerie.plan_subjects import Subject
@@ -20,7 +21,6 @@ from aerie.serving.errors import PlanRefused
 from aerie.serving.headroom import GIB
 from aerie.serving.host import HostFacts
 from aerie.serving.launch_plan import SAME_NAMES, believing, free_memory_gib
-from aerie.serving.observations import Observation, read_observations
 from aerie.serving.plan import WITH_DRAFTER, DrafterPlan, Phase, ServerPlan, checkpoint_identity
 from aerie.serving.plan_inputs import ObservedPool, PlanInputs
 from aerie.serving.planning import MemoryPlan, Suggestion, Verdict, plan_memory, suggest, worst

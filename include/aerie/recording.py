@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from aerie.artefacts.observations import Observation
 from aerie.artefacts.previews import iterate_previews
 from aerie.artefacts.samples import iterate_verdicts
-from aerie.serving.observations import Observation
 from aerie.stages import StageRequest, StageResult
 from aerie.store.connection import Connection
 from aerie.store.queries.alerts import record_alert

@@ -101,7 +101,7 @@ class Events:
         self._write("alert", {"reason": reason, "message": message})
 
     def observation(self, document: Mapping[str, Any]) -> None:
-        """Hand on what a launch turned out to hold (``aerie.serving.observations``)."""
+        """Hand on what a launch turned out to hold (``aerie.artefacts.observations``)."""
         self._write("observation", {"document": document})
 
     def error(self, message: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from aerie.artefacts.observations import Observation, PlannedLaunch
 from aerie.serving.calibration import (
     GIB,
     MIB,
@@ -17,7 +18,6 @@ from aerie.serving.calibration import (
 )
 from aerie.serving.checkpoint_files import weights_bytes
 from aerie.serving.errors import PlanRefused
-from aerie.serving.observations import Observation, PlannedLaunch
 from aerie.settings.machine import PROJECT_ROOT
 
 GPU_BYTES = 100 * GIB

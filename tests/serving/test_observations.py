@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from aerie.artefacts.observations import read_observations
 from aerie.serving import client
 from aerie.serving.client import ServerHandle
 from aerie.serving.configured import hand_on_observation
-from aerie.serving.observations import read_observations
 from aerie.serving.plan import ServerPlan
 from aerie.stages import Events
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from aerie.artefacts.observations import Observation, read_observations
 from aerie.serving import client
 from aerie.serving.calibration import Overheads, calibrated, first_guess, predict_tokens
 from aerie.serving.checkpoint_files import weights_bytes
-from aerie.serving.observations import Observation, read_observations
 from aerie.serving.plan import ServerPlan, checkpoint_identity
 from aerie.settings.machine import PROJECT_ROOT
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from aerie.artefacts.observations import Observation, append_observation, observations_path, read_observations
 from aerie.errors import BadInput
 from aerie.pipeline import RunParameters, stage_request
 from aerie.recording import record_event
-from aerie.serving.observations import Observation, append_observation, observations_path, read_observations
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import load_settings
 from aerie.stages import Events

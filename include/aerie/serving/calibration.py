@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import linear_regression, median
 
+from aerie.artefacts.observations import Observation, PlannedLaunch
 from aerie.serving.errors import PlanRefused
 from aerie.serving.memory import PoolLine
-from aerie.serving.observations import Observation, PlannedLaunch
 
 TOLERANCE = 0.01
 """A report that differs by more than this share from the prediction is told to a person."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import requests
 import tenacity
 
+from aerie.artefacts.observations import Observation
 from aerie.errors import AerieError, BadInput
 from aerie.processes import wait_until_gone
 from aerie.serving import errors, external
@@ -33,7 +34,6 @@ from aerie.serving.lease import (
     read_lease,
     token_path,
 )
-from aerie.serving.observations import Observation
 from aerie.serving.plan import ServerPlan
 from aerie.serving.preflight import AS_MEASURED, PreflightOptions
 from aerie.serving.reaping import reap

@@ -35,6 +35,7 @@ from pathlib import Path
 from aiohttp import web
 from pydantic import ValidationError
 
+from aerie.artefacts.observations import append_observation
 from aerie.errors import AerieError, BadInput
 from aerie.processes import ProcessIdentity, boot_id
 from aerie.serving.errors import KeeperEnding, LeaseLost, OutOfMemory, ProcessesLeft, ServerBusy
@@ -52,7 +53,6 @@ from aerie.serving.lease import (
     token_path,
     write,
 )
-from aerie.serving.observations import append_observation
 from aerie.serving.plan import ServerPlan
 from aerie.serving.prediction import Prediction, observe, others_watched, predict_launch
 from aerie.serving.preflight import AS_MEASURED, PreflightOptions, preflight

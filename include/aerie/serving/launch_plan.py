@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from aerie.artefacts.observations import Observation, read_observations
 from aerie.serving.calibration import STARTUP_BYTES
 from aerie.serving.errors import PlanRefused
 from aerie.serving.headroom import GIB
 from aerie.serving.host import Gpu
 from aerie.serving.model_config import read_model_config
-from aerie.serving.observations import Observation, read_observations
 from aerie.serving.plan import ServerPlan
 from aerie.serving.plan_inputs import DrafterInputs, ObservedPool, PlanInputs
 from aerie.serving.planning import plan_memory

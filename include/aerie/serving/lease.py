@@ -16,9 +16,9 @@ from typing import Literal, TypeVar
 from pydantic import ValidationError
 
 from aerie.artefacts.files import write_text
+from aerie.artefacts.observations import Observation
 from aerie.errors import BadInput
 from aerie.processes import ProcessIdentity
-from aerie.serving.observations import Observation
 from aerie.serving.plan import Phase, ServerPlan
 from aerie.settings.profile import Frozen
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from aerie.artefacts.observations import Observation, PlannedLaunch, read_observations
 from aerie.serving.attention import attention_of, kv_dtype_bytes
 from aerie.serving.calibration import GIB, Overheads, calibrated, first_guess, predict_tokens, require_host_spares
 from aerie.serving.checkpoint_files import weights_bytes
@@ -15,7 +16,6 @@ from aerie.serving.host import host_facts
 from aerie.serving.host_memory import OtherProcesses, settled_available_bytes
 from aerie.serving.launch import Launched
 from aerie.serving.model_config import ModelConfig, read_model_config
-from aerie.serving.observations import Observation, PlannedLaunch, read_observations
 from aerie.serving.plan import ServerPlan
 from aerie.serving.probe import ReadyServer
 from aerie.serving.weights import DTYPE_BYTES, Ranks, estimate_weights

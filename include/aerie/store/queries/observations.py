@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from psycopg2.extras import Json
 
-from aerie.serving.observations import Observation
+from aerie.artefacts.observations import Observation
 from aerie.store.connection import Connection, transaction
 
 
