@@ -32,7 +32,7 @@ def test_a_client_waits_for_the_other_containers_keeper_and_starts_none_of_its_o
         try:
             found = client._find_or_start_keeper(tmp_path, SCRIPT, "127.0.0.1")
             assert found.status() is None
-            found.stop(None)
+            found.stop(owner=None)
             assert other.wait(60) == 0
         finally:
             other.kill()
