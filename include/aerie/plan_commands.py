@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from aerie.serving.timeline import Range
 
 REFUSED = 1
-LARGEST = 1e12
+MOST_DIGITS = 12
+LARGEST = 10.0**MOST_DIGITS
 """Above any memory, length or rate; sums of such numbers are still finite."""
 
 
 def _number(option: str, what: str, *, least: float = 0.0, below: float = LARGEST) -> Callable[[str], float]:
-    """A parser of finite numbers above ``least`` and below ``below``; its error is one line that names the option."""
+    """A parser of numbers above ``least`` and below ``below``; its error is one line that names the option."""
 
     def parse(text: str) -> float:
         try:
@@ -38,11 +39,11 @@ def _number(option: str, what: str, *, least: float = 0.0, below: float = LARGES
 
 
 def _count(option: str) -> Callable[[str], int]:
-    """A parser of whole numbers above zero."""
+    """A parser of whole numbers above zero and below ``LARGEST``."""
 
     def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) == 0:
-            raise BadInput(f"{option} is {text!r}: expected a whole number above 0")
+        if not text.isascii() or not text.isdigit() or len(text) > MOST_DIGITS or int(text) == 0:
+            raise BadInput(f"{option} is {text!r}: expected a whole number above 0 and below {LARGEST:g}")
         return int(text)
 
     return parse
@@ -52,7 +53,7 @@ def _rate(text: str) -> "Range":
     """A rate, or two bounds with a hyphen between."""
     from aerie.serving.timeline import Range
 
-    parse = _number("--rate", "tokens per second above 0, or LOW-HIGH such as 930-1350")
+    parse = _number("--rate", f"tokens per second above 0, or LOW-HIGH such as 930-1350, found {text!r}")
     low, hyphen, high = text.partition("-")
     bounds = Range(parse(low), parse(high) if hyphen else parse(low))
     if bounds.low > bounds.high:
@@ -69,7 +70,20 @@ def _observation(text: str) -> tuple[str, int]:
     if kind and kind not in KV_DTYPE_BYTES:
         raise BadInput(f"--observed is {text!r}: KV type {kind!r} is not known: expected {', '.join(KV_DTYPE_BYTES)}")
     parse = _number("--observed", f"FRACTION=TOKENS or FRACTION:KV-TYPE=TOKENS, found {text!r}", below=1)
-    return f"{parse(fraction)!r}" + (f":{kind}" if kind else ""), _count(f"--observed {key}")(tokens)
+    return repr(parse(fraction)) + (f":{kind}" if kind else ""), _count(f"--observed {key}")(tokens)
+
+
+def _observations(given: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """What was observed, by fraction and KV type; the same twice is once.
+
+    Raises:
+        BadInput: two observations of the same contradict each other.
+    """
+    observed: dict[str, int] = {}
+    for key, tokens in given:
+        if observed.setdefault(key, tokens) != tokens:
+            raise BadInput(f"--observed {key} is both {observed[key]:,} and {tokens:,}: expected one of them")
+    return observed
 
 
 def _counted(name: str, text: str) -> Any:
@@ -80,7 +94,7 @@ def _measured(name: str, what: str, text: str, *, below: float = LARGEST) -> Any
     return typer.Option(name, parser=_number(name, what, below=below), metavar="X", help=text)
 
 
-ABOVE_ZERO = "a number above 0"
+ABOVE_ZERO = f"a number above 0 and below {LARGEST:g}"
 
 
 def plan(
@@ -182,7 +196,7 @@ def plan(
         "host_ram_gb": host_ram_gb,
         "host_loading_gb": host_loading_gb,
         "hicache_size_gb_per_rank": hicache_size,
-        "observed": dict(observed) if observed else None,
+        "observed": _observations(observed) if observed else None,
         "tensor_parallel_size": tp,
     }
     subject = with_changes(subject, serving, gpu_memory_gib=gpu_memory_gib, weights_gib=weights_gib)
@@ -239,13 +253,17 @@ def _machine(subject: "Subject", *, gpus: int | None, gpu_memory_gib: float | No
 
     serving = subject.serving
     if serving.device == "cpu":
+        if gpus is not None or gpu_memory_gib is not None:
+            raise BadInput(f"{subject.name}: device is cpu, so --gpus and --gpu-memory-gib are not for it")
         return Machine.of_facts(host_facts(), device="cpu")
     needed = serving.tensor_parallel_size * serving.pipeline_parallel_size * serving.data_parallel_size
     known = gpu_memory_gib is not None or subject.observed_enough
-    if known and (gpus is not None or subject.settings is not None or needed > 1):
-        return Machine(gpus if gpus is not None else needed, gpu_memory_gib)
+    if known and gpus is not None:
+        return Machine(gpus, gpu_memory_gib)
     found = Machine.of_facts(host_facts_of(python_of("serve")), device="cuda")
     if not found.gpus:
+        if known and (subject.settings is not None or needed > 1):
+            return Machine(needed, gpu_memory_gib)
         wanted = {"--gpus": gpus is not None, "--gpu-memory-gib": known}
         missing = " and ".join(option for option, there in wanted.items() if not there)
         raise BadInput(f"{found.source}: give {missing} of the machine that is planned for")

@@ -18,6 +18,8 @@ from aerie.settings.profile import Profile, checkpoint_code_allowed, load_profil
 
 ASSUMED_CONTEXT_TOKENS = 32_768
 """Context length of a model whose configuration does not say ``max_position_embeddings``."""
+ASSUMED_DTYPE = "bfloat16"
+"""Number type of a model whose configuration does not say: gpt-oss and MiniMax-M2, which are served so."""
 
 NO_DRAFTER = DrafterInputs()
 
@@ -118,6 +120,9 @@ def _bare(name: str, config: ModelConfig, folder: Path, profile: Profile | None)
     context = config.count("max_position_embeddings", default=ASSUMED_CONTEXT_TOKENS)
     if not config.has("max_position_embeddings"):
         notes.append(f"{config.where} has no max_position_embeddings: {context:,} are taken")
+    dtype = _dtype(config)
+    if dtype is None:
+        notes.append(f"{config.where} has no dtype: {ASSUMED_DTYPE} is taken")
     if profile is not None and profile.trust_remote_code:
         notes.append(
             "the tokenizer is code of the checkpoint: the server also needs --trust-remote-code, which a configuration "
@@ -127,19 +132,20 @@ def _bare(name: str, config: ModelConfig, folder: Path, profile: Profile | None)
         name=name,
         config=config,
         path=folder,
-        dtype=_dtype(config),
+        dtype=dtype or ASSUMED_DTYPE,
         serving=ServingSettings(context_length=context),
         profile=profile,
         notes=tuple(notes),
     )
 
 
-def _dtype(config: ModelConfig) -> str:
+def _dtype(config: ModelConfig) -> str | None:
+    """The number type of the weights: the language model's, else that of what wraps it; None where neither says."""
     named = (fields.get(name) for fields in (config.fields, config.outer) for name in ("dtype", "torch_dtype"))
-    kind = next((one for one in named if one is not None), "bfloat16")
-    if kind not in DTYPE_BYTES:
-        raise BadInput(f"{config.where}: dtype is {kind!r}: expected one of {', '.join(DTYPE_BYTES)}")
-    return str(kind)
+    kind = next((one for one in named if one is not None), None)
+    if kind is not None and (not isinstance(kind, str) or kind not in DTYPE_BYTES):
+        raise BadInput(f"{config.where}: dtype (or torch_dtype) is {kind!r}: expected one of {', '.join(DTYPE_BYTES)}")
+    return kind
 
 
 def _profile_of(config: ModelConfig) -> Profile | None:
@@ -173,10 +179,15 @@ def with_changes(
     try:
         settings = ServingSettings.model_validate({**subject.serving.model_dump(), **given})
     except ValidationError as error:
-        wrong = "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in error.errors())
+        wrong = "; ".join(reason_of(one) for one in error.errors())
         raise BadInput(f"{subject.name}: {wrong}") from error
     weights = subject.weights_bytes if weights_gib is None else weights_gib * GIB
     return replace(subject, serving=settings, weights_bytes=weights, notes=tuple(notes))
+
+
+def reason_of(error: Any) -> str:
+    """One of pydantic's errors as a person should read it: the field, and what is wrong."""
+    return ".".join((*map(str, error["loc"]), str(error["msg"]).removeprefix("Value error, ")))
 
 
 def with_drafter(subject: Subject, folder: Path) -> Subject:

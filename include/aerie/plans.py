@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from aerie.artefacts.observations import Observation, read_observations
 from aerie.errors import BadInput
 from aerie.hidden_states.protocol import forward_hooks
-from aerie.plan_subjects import Subject
+from aerie.plan_subjects import Subject, reason_of
 from aerie.serving.calibration import STARTUP_BYTES
 from aerie.serving.errors import PlanRefused
 from aerie.serving.headroom import GIB
@@ -23,7 +23,7 @@ from aerie.serving.host import HostFacts
 from aerie.serving.launch_plan import SAME_NAMES, believing, free_memory_gib
 from aerie.serving.plan import WITH_DRAFTER, DrafterPlan, Phase, ServerPlan, checkpoint_identity
 from aerie.serving.plan_inputs import ObservedPool, PlanInputs
-from aerie.serving.planning import MemoryPlan, Suggestion, Verdict, plan_memory, suggest, worst
+from aerie.serving.planning import MemoryPlan, Suggestion, Verdict, plan_memory, require_plausible, suggest, worst
 from aerie.serving.prefixes import PrefixOverlap
 from aerie.serving.timeline import Measured, Range, Timeline, plan_timeline
 from aerie.settings.pipeline import PipelineSettings
@@ -174,6 +174,7 @@ def plan_inputs(
         host_loading_gb=serving.host_loading_gb,
         **serving.model_dump(include=set(SAME_NAMES)),
     )
+    require_plausible(inputs)
     return believing(inputs, observations)
 
 
@@ -228,12 +229,8 @@ def server_plan(subject: Subject, phase: Phase) -> ServerPlan:
             forward_hooks=tuple(_hooks(subject)) if phase == "capture" else (),
         )
     except ValidationError as error:
-        wrong = "; ".join(_reason(one) for one in error.errors())
+        wrong = "; ".join(reason_of(one) for one in error.errors())
         raise BadInput(f"{subject.name}: no {phase} server can be planned: {wrong}") from error
-
-
-def _reason(error: Any) -> str:
-    return ".".join((*map(str, error["loc"]), str(error["msg"]).removeprefix("Value error, ")))
 
 
 def _hooks(subject: Subject) -> list[Mapping[str, Any]]:

@@ -45,6 +45,19 @@ def test_grouped_heads_are_divided_then_replicated(name: str, ranks: int, expect
     assert attention.bytes_per_token(2) == expected
 
 
+@pytest.mark.parametrize(("family", "kind"), [("llama", "MHA"), ("qwen3", None), ("mistral", None), ("glm4_moe", None)])
+def test_missing_key_value_heads_are_all_heads_only_where_that_is_the_familys_default(
+    family: str, kind: str | None
+) -> None:
+    fields = {name: value for name, value in published("llama_31_8b").fields.items() if name != "num_key_value_heads"}
+    config = ModelConfig.of({**fields, "model_type": family})
+    if kind is not None:
+        assert attention_of(config, ranks=1).kind == kind
+        return
+    with pytest.raises(BadInput, match="num_key_value_heads is missing"):
+        attention_of(config, ranks=1)
+
+
 def test_replication_is_said() -> None:
     assert "4 KV heads on 8 ranks, so each is held by 2" in attention_of(published("qwen3_235b_a22b"), ranks=8).explain(
         2

@@ -82,6 +82,18 @@ def test_graphs_that_do_not_fit_are_refused() -> None:
     assert plan.reasons[0].startswith("graphs and buffers do not fit: 94.04 x (1 - 0.95) - 5.78")
 
 
+def test_graphs_too_large_for_any_fraction_are_told_so() -> None:
+    assert "expected a fraction below 0.939" in planned(mem_fraction_static=0.95).reasons[0]
+    assert "expected smaller graphs" in planned(cuda_graph_max_batch_size=100_000).reasons[0]
+
+
+def test_a_pool_smaller_than_a_page_names_the_page() -> None:
+    plan = planned(page_size=200_000)
+    assert plan.verdict == "refused"
+    assert "expected a fraction above 0.908, or a smaller page_size than 200,000" in plan.reasons[0]
+    assert planned(page_size=200_000, mem_fraction_static=0.91).max_total_num_tokens == 200_000
+
+
 def test_a_larger_chunk_asks_for_more_left() -> None:
     assert planned(mem_fraction_static=0.9).verdict == "fits"
     assert planned(mem_fraction_static=0.9, chunked_prefill_size=32_768).verdict == "tight"

@@ -289,6 +289,8 @@ def test_a_drafter_that_is_there_is_measured_and_not_estimated(plan: Plan, tmp_p
         (("--gpu-memory-gib", "inf"), "--gpu-memory-gib is 'inf'"),
         (("--gpu-memory-gib", "-94"), "--gpu-memory-gib is '-94'"),
         (("--weights-gib", "heavy"), "--weights-gib is 'heavy'"),
+        (("--weights-gib", "1e300"), "--weights-gib is '1e300'"),
+        (("--max-running-requests", "9" * 5000), "--max-running-requests is '999"),
         (("--mem-fraction", "1"), "--mem-fraction is '1': expected a fraction between 0 and 1"),
         (("--mem-fraction", "88"), "--mem-fraction is '88'"),
         (("--mem-fraction", "0"), "--mem-fraction is '0'"),
@@ -299,10 +301,19 @@ def test_a_drafter_that_is_there_is_measured_and_not_estimated(plan: Plan, tmp_p
         (("--rate", "fast"), "--rate is 'fast'"),
         (("--rate", "1350-930"), "the lower first"),
         (("--rate", "0"), "--rate is '0'"),
+        (("--rate", "-5"), "found '-5'"),
         (("--observed", "0.85"), "--observed 0.85 is ''"),
         (("--observed", "1.2=100"), "--observed is '1.2'"),
         (("--observed", "0.85=-5"), "--observed 0.85 is '-5'"),
         (("--observed", "0.85:int3=5"), "KV type 'int3' is not known"),
+        (("--observed", "0.85=116171", "--observed", "0.85=159277"), "--observed 0.85 is both 116,171 and 159,277"),
+        (("--observed", "0.85=116171", "--gpu-memory-gib", "40"), "the observations make the weights 26.40 GiB"),
+        (("--observed", "0.85=116171", "--observed", "0.9=376029"), "the observations are of GPUs with 340.13 GiB"),
+        (
+            ("--observed", "0.85=116171", "--observed", "0.88=159277", "--observed", "0.93=400000"),
+            "observed 0.85: 116,171 tokens, where all observations together make it 90,322",
+        ),
+        (("--kv-dtype", "fp8_e4m3", "--allow-quantised-kv", " "), "allow_quantised_kv is blank"),
         (("--kv-dtype", "int3"), "kv_cache_dtype 'int3' is not known"),
         (("--prompt-tokens", "many"), "--prompt-tokens is 'many'"),
         (("--tp", "3"), "num_attention_heads 64 cannot be shared by 3 ranks"),
@@ -323,13 +334,60 @@ def test_bad_input_is_one_line_that_names_it(plan: Plan, arguments: tuple[str, .
     assert message in err
 
 
-@pytest.mark.parametrize("value", [None, "61", -61, 0, 1.5])
+@pytest.mark.parametrize("value", [None, "61", -61, 0, 1.5, 10**400])
 def test_a_field_of_the_configuration_that_makes_no_sense_is_one_line(plan: Plan, tmp_path: Path, value: Any) -> None:
     config = {**bundled_config("llama_31_8b"), "num_hidden_layers": value}
     (tmp_path / "config.json").write_text(json.dumps(config))
     code, out, err = plan("--model", str(tmp_path), "--gpus", "1", "--gpu-memory-gib", "80")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"{tmp_path}/config.json: num_hidden_layers is" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("torch_dtype", ["bfloat16"]), ("tie_word_embeddings", "no"), ("text_config", "llama"), ("text_config", [1])],
+)
+def test_a_field_of_the_wrong_kind_is_named(plan: Plan, tmp_path: Path, name: str, value: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**bundled_config("llama_31_8b"), name: value}))
+    code, out, err = plan("--model", str(tmp_path), "--gpus", "1", "--gpu-memory-gib", "80")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{tmp_path}/config.json: " in err
+    assert f"{name}" in err
+
+
+def test_a_configuration_nested_without_end_is_no_json(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    code, out, err = plan("--model", str(tmp_path), "--gpus", "1", "--gpu-memory-gib", "80")
+    assert (code, out) == (2, "")
+    assert "config.json: not JSON" in err
+
+
+def test_a_type_that_the_configuration_leaves_out_is_told(plan: Plan) -> None:
+    notes = document(plan, "--profile", "gpt_oss_120b", "--gpus", "8", "--gpu-memory-gib", "80")["notes"]
+    assert any("has no dtype: bfloat16 is taken" in note for note in notes)
+
+
+def test_gpus_are_not_given_to_a_server_on_a_cpu(plan: Plan) -> None:
+    code, out, err = plan("--preset", "demo", "--gpus", "8", "--gpu-memory-gib", "80")
+    assert (code, out) == (2, "")
+    assert "device is cpu" in err
+
+
+def test_what_a_preset_observed_is_refused_on_a_machine_with_other_gpus(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = (Gpu(index=index, name="GPU", total_bytes=80 * 2**30, used_bytes=0, processes=()) for index in range(8))
+    have_gpus(monkeypatch, *gpus)
+    code, _, err = plan("--preset", "kimi-k25-8x96g")
+    assert code == 2
+    assert "the observations are of GPUs with 94.04 GiB, and these have 78.45 GiB" in err
+
+
+def test_a_quantisation_that_cannot_be_estimated_can_be_observed(plan: Plan, tmp_path: Path) -> None:
+    document_ = {**bundled_config("llama_31_8b"), "quantization_config": {"quant_method": "modelopt"}}
+    (tmp_path / "config.json").write_text(json.dumps(document_))
+    observed = ("--observed", "0.85=400000", "--observed", "0.90=430000")
+    assert document(plan, "--model", str(tmp_path), "--gpus", "1", *observed, "--phase", "generate")
 
 
 def test_without_gpus_it_is_said_what_to_give(plan: Plan) -> None:

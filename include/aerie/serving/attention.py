@@ -30,6 +30,10 @@ looks no further back, but SGLang's pool still holds every token."""
 WINDOW_TYPES = frozenset({"gpt_oss"})
 """Families whose layers with a sliding window have a pool of their own in SGLang."""
 
+UNGROUPED_BY_DEFAULT = frozenset({"llama", "phi3"})
+"""Families where every head has keys and values of its own unless ``num_key_value_heads`` says otherwise; transformers
+has some number of its own for the others, which says nothing of a checkpoint."""
+
 WINDOW_POOL_RATIO = 0.8
 """``--swa-full-tokens-ratio``: tokens in the pool of windowed layers for each token in that of full layers."""
 
@@ -128,7 +132,7 @@ def _latent(config: ModelConfig, ranks: int) -> Attention:
 
 def _heads(config: ModelConfig, ranks: int) -> Attention:
     layers, query_heads = config.count("num_hidden_layers"), config.count("num_attention_heads")
-    heads = config.count("num_key_value_heads", default=query_heads)
+    heads = key_value_heads(config)
     if query_heads % heads:
         raise BadInput(
             f"{config.where}: num_key_value_heads is {heads}: expected a divisor of num_attention_heads {query_heads}"
@@ -152,6 +156,17 @@ def _heads(config: ModelConfig, ranks: int) -> Attention:
         window_tokens=window,
         note="; ".join(part for part in (shared, how) if part),
     )
+
+
+def key_value_heads(config: ModelConfig) -> int:
+    """Key/value heads: ``num_key_value_heads``, or all heads in the families whose default that is.
+
+    Raises:
+        BadInput: it is missing in a family that has another default, or makes no sense.
+    """
+    if config.model_type in UNGROUPED_BY_DEFAULT:
+        return config.count("num_key_value_heads", default=config.count("num_attention_heads"))
+    return config.count("num_key_value_heads")
 
 
 def head_width(config: ModelConfig) -> int:

@@ -1,7 +1,6 @@
 """Reading a checkpoint's ``config.json`` for arithmetic: a field that is missing or makes no sense is an error."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,9 @@ from aerie.errors import BadInput
 
 WRAPPED = ("text_config", "language_config", "llm_config")
 """Where multimodal checkpoints keep the configuration of their language model."""
+
+MOST = 1 << 40
+"""No size of a model is larger; a number above it is a slip, and its products would not be numbers any more."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,11 @@ class ModelConfig:
             raise BadInput(f"{where}: expected an object with fields, found {type(document).__name__}")
         for name in WRAPPED:
             inner = document.get(name)
-            if isinstance(inner, Mapping):
-                return cls(where=f"{where}: {name}", fields=inner, outer=document)
+            if inner is None:
+                continue
+            if not isinstance(inner, Mapping):
+                raise BadInput(f"{where}: {name} is {inner!r}: expected an object with the language model's fields")
+            return cls(where=f"{where}: {name}", fields=inner, outer=document)
         return cls(where=where, fields=document, outer=document)
 
     @property
@@ -53,7 +58,7 @@ class ModelConfig:
         return self.fields.get(name) is not None
 
     def count(self, name: str, *, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least ``least``; ``default`` where the field is absent or null.
+        """A whole number from ``least`` to ``MOST``; ``default`` where the field is absent or null.
 
         Raises:
             BadInput: it is missing without a default, or is something else.
@@ -63,11 +68,22 @@ class ModelConfig:
             if default is not None:
                 return default
             raise BadInput(f"{self.where}: {name} is missing: expected a whole number of at least {least}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise BadInput(f"{self.where}: {name} is {value!r}: expected a whole number of at least {least}")
-        if value != int(value) or value < least:
-            raise BadInput(f"{self.where}: {name} is {value!r}: expected a whole number of at least {least}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MOST:
+            raise BadInput(f"{self.where}: {name} is {value!r}: expected a whole number from {least} to {MOST:,}")
+        if value != int(value):
+            raise BadInput(f"{self.where}: {name} is {value!r}: expected a whole number from {least} to {MOST:,}")
         return int(value)
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where the field is absent or null.
+
+        Raises:
+            BadInput: it is something else.
+        """
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise BadInput(f"{self.where}: {name} is {value!r}: expected true or false")
+        return bool(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of texts; empty where the field is absent or null.
@@ -108,6 +124,6 @@ def read_model_config(path: Path) -> ModelConfig:
         document = json.loads(file.read_bytes())
     except OSError as error:
         raise BadInput(f"{file}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{file}: not JSON: {error}") from error
     return ModelConfig.of(document, where=str(file))

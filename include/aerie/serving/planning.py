@@ -40,6 +40,14 @@ QUEUE_FACTOR = 2
 """Requests to keep in flight for each that can run: the reference's 150 held 72 running and 79 queued."""
 
 
+OBSERVED_TOLERANCE = 0.02
+"""Observations lie on one line: the reference deployment's four do within 0.1 %."""
+MEMORY_TOLERANCE = 0.05
+"""The memory that observations tell of is what a GPU has free before the server loads, to a GiB or two."""
+WEIGHTS_FACTOR = 2.0
+"""What observations tell of the weights holds all that stays after loading, and kernels may repack them."""
+
+
 @dataclass(frozen=True)
 class Sum:
     """One line of a plan: what, how much, and the arithmetic behind it."""
@@ -193,6 +201,48 @@ def _drafter(inputs: PlanInputs) -> DrafterSize:
         intermediate_size=known.intermediate_size,
         dtype_bytes=DTYPE_BYTES[inputs.dtype],
     )
+
+
+def require_plausible(inputs: PlanInputs) -> None:
+    """Refuse observations that cannot be of this model on such GPUs: a plan made from them would be a wrong one.
+
+    Raises:
+        BadInput: they contradict each other, the memory of the GPUs, or the model's weights; the message says what.
+        PlanRefused: they make no sense together at all.
+    """
+    if not inputs.observed:
+        return
+    attention = attention_of(inputs.config, ranks=inputs.attention_ranks)
+    rows = [_row(inputs, attention, one) for one in inputs.observed]
+    several = len({row.fraction for row in rows}) > 1
+    if not several and inputs.gpu_memory_gib is None:
+        return  # too little is known, which plan_memory says
+    memory = (inputs.gpu_memory_gib or 0) * GIB
+    line = PoolLine.through_all(rows) if several else PoolLine.calibrated(memory, rows)
+    asked = "are the observations of this model on such GPUs, divided so, each with its KV type?"
+    for row in rows:
+        tokens = line.tokens(row.fraction, row.bytes_per_token)
+        if abs(tokens - row.tokens) > OBSERVED_TOLERANCE * row.tokens:
+            raise BadInput(
+                f"observed {row.fraction:g}: {row.tokens:,} tokens, where all observations together make it "
+                f"{tokens:,}: {asked}"
+            )
+    if several and memory and abs(line.pool_bytes - memory) > MEMORY_TOLERANCE * memory:
+        raise BadInput(
+            f"the observations are of GPUs with {line.pool_bytes / GIB:.2f} GiB, and these have "
+            f"{memory / GIB:.2f} GiB: {asked}"
+        )
+    ranks = Ranks(inputs.tensor_parallel_size, inputs.attention_ranks, inputs.pipeline_parallel_size)
+    try:
+        estimate = estimate_weights(inputs.config, ranks, dtype=inputs.dtype)
+    except BadInput:  # what cannot be estimated, such as an unknown quantisation, can still be observed
+        return
+    weights = (inputs.weights_bytes or estimate.total_bytes) * estimate.rank_share
+    if not weights / WEIGHTS_FACTOR < line.static_bytes < weights * WEIGHTS_FACTOR + LOADING_BYTES[inputs.device]:
+        raise BadInput(
+            f"the observations make the weights {line.static_bytes / GIB:.2f} GiB on a GPU, and the configuration "
+            f"makes them {weights / GIB:.2f}: {asked}"
+        )
 
 
 @dataclass(frozen=True)
@@ -375,8 +425,9 @@ def _refusals(inputs: PlanInputs, cache: _Cache, static: _Static, gpu: _Gpu) -> 
         yield f"pipeline_parallel_size {inputs.pipeline_parallel_size}: SGLang has EAGLE-3 on one pipeline stage only"
     held_gib = static.line.static_bytes / GIB + cache.drafter_gib
     if gpu.tokens <= 0:
-        least = held_gib / static.memory_gib
+        least = (held_gib + (inputs.page_size or 1) * cache.bytes_per_token / GIB) / static.memory_gib
         remedy = f"a fraction above {least:.3f}" if least < 1 else "more or larger GPUs"
+        remedy += f", or a smaller page_size than {inputs.page_size:,}" if inputs.page_size else ""
         yield (
             f"no KV pool: {static.memory_gib:.2f} GiB x {inputs.mem_fraction_static:g} = "
             f"{static.memory_gib * inputs.mem_fraction_static:.2f} GiB, and {held_gib:.2f} GiB are held before it; "
@@ -388,7 +439,13 @@ def _refusals(inputs: PlanInputs, cache: _Cache, static: _Static, gpu: _Gpu) -> 
             f"{inputs.request_tokens:g}, the pool holds {gpu.tokens:,}"
         )
     if gpu.safe_gib is not None and gpu.headroom_gib <= 0:
-        yield f"graphs and buffers do not fit: {gpu.headroom_sum}; expected a lower --mem-fraction"
+        most, least = 1 - gpu.graphs_gib / static.memory_gib, held_gib / static.memory_gib
+        remedy = (
+            f"a fraction below {most:.3f}"
+            if least < most
+            else "smaller graphs (--cuda-graph-max-bs), or more or larger GPUs: no fraction leaves room for them"
+        )
+        yield f"graphs and buffers do not fit: {gpu.headroom_sum}; expected {remedy}"
 
 
 def _kv_type_refusals(inputs: PlanInputs) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.errors import BadInput
-from aerie.serving.attention import LATENT_TYPES, head_width
+from aerie.serving.attention import LATENT_TYPES, head_width, key_value_heads
 from aerie.serving.model_config import ModelConfig
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -99,7 +99,7 @@ def _parts(config: ModelConfig, ranks: Ranks, quantised: "_Quantisation") -> Ite
     layers = config.count("num_hidden_layers")
     stage_share = math.ceil(layers / ranks.stages) / layers
     embedding = hidden * vocabulary
-    heads = 1 if config.fields.get("tie_word_embeddings") else 2
+    heads = 1 if config.flag("tie_word_embeddings") else 2
     # With stages of a pipeline, the embedding is on the first and the output head on the last.
     on_one = embedding * (heads if ranks.stages == 1 else 1) / ranks.tensor
     yield Part("embedding", embedding * heads, on_one, quantised.plain)
@@ -178,7 +178,7 @@ def _attention(config: ModelConfig, ranks: int) -> float:
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
     if config.model_type not in LATENT_TYPES:
         width = head_width(config)
-        shared = max(1.0, config.count("num_key_value_heads", default=heads) / ranks)
+        shared = max(1.0, key_value_heads(config) / ranks)
         return 2 * hidden * width * (heads / ranks + shared)
     rope = config.count("qk_rope_head_dim")
     query_width = heads * (config.count("qk_nope_head_dim") + rope)

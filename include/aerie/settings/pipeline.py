@@ -205,6 +205,13 @@ class ServingSettings(Frozen):
     stall_seconds: PositiveInt = 300
     reap_leftovers: bool = False
 
+    @field_validator("allow_quantised_kv")
+    @classmethod
+    def _a_reason_says_something(cls, reason: str | None) -> str | None:
+        if reason is not None and not reason.strip():
+            raise ValueError("allow_quantised_kv is blank: expected the reason, which is recorded")
+        return reason
+
     @field_validator("observed", mode="before")
     @classmethod
     def _fractions(cls, observed: Any) -> Any:
