@@ -164,18 +164,19 @@ def down(report: Report, *, purge: bool) -> None:
 
     Raises:
         Failed: a process is still there.
+        AerieError: the inference server cannot be ended (``aerie.serving.client.stop``); the rest is stopped then.
     """
     with exclusive():
         if configuration_path().exists():
             configuration = StackConfiguration.load_or_make()
             report("stopping Airflow")
             _sweep(configuration, read_state())
-        if client.remote_keeper() is None and client.stop(server_folder()):
-            report("stopped the inference server")
-        if configuration_path().exists():
             report("stopping PostgreSQL")
             configuration.cluster.stop()
             shutil.rmtree(temporary_folder(), ignore_errors=True)
+        # Last, because it may fail where the rest did not: one that was started by hand, or whose keeper was killed.
+        if client.remote_keeper() is None and client.stop(server_folder()):
+            report("stopped the inference server")
         if purge:
             report(f"removing {private_folder()} and {aerie_home()}")
             shutil.rmtree(private_folder(), ignore_errors=True)
