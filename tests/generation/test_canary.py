@@ -1,7 +1,10 @@
 """The canary: which prompts, what they must show, and the same rates during the run."""
 
+import asyncio
 import math
+import os
 import re
+import sys
 from dataclasses import replace
 from statistics import fmean, stdev
 
@@ -14,7 +17,7 @@ from aerie.errors import Failed
 from aerie.generation import canary_show
 from aerie.generation.budget import Limits
 from aerie.generation.canary import CanaryReport, RateWatch, canary_criteria, choose_canary, quarantine_criterion
-from aerie.generation.decoding import preview_lines
+from aerie.generation.decoding import decode, preview_lines
 from aerie.generation.population import Population
 from aerie.generation.prompts import GenerationPrompt
 from aerie.settings.pipeline import CanarySettings, GenerationSettings
@@ -282,6 +285,17 @@ def test_samples_that_cannot_be_decoded_are_an_alert_and_generation_goes_on(worl
     (alert,) = world.events("alert")
     assert alert["reason"] == "samples_not_decoded" and "no tokenizer; generation goes on" in alert["message"]
     assert alert["message"] in messages(world) and not world.files.canary_previews.exists()
+
+
+def test_a_signal_that_ends_a_task_is_no_alert_of_samples_that_cannot_be_decoded(world, tmp_path, monkeypatch):
+    """Airflow signals the whole process group of a task: what decodes is not in it, and ends with the stage."""
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nimport os, sys\nsys.exit(str(os.getpgid(0)))\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("AERIE_MODEL_PYTHON", str(python))
+    with pytest.raises(Failed, match="decoding ended with status 1: ") as failed:
+        asyncio.run(decode(world.request(), []))
+    assert int(str(failed.value).split()[-1]) != os.getpgid(0)
 
 
 def test_a_data_set_no_larger_than_its_canary_still_shows_it(world):

@@ -11,6 +11,7 @@ from pathlib import Path
 from aerie.artefacts.previews import Preview, iterate_previews
 from aerie.artefacts.response_log import Response
 from aerie.errors import Failed
+from aerie.processes import die_with_parent
 from aerie.settings.machine import python_of, run_folder, variables_of
 from aerie.stages import StageRequest
 
@@ -38,6 +39,8 @@ async def decode(request: StageRequest, responses: Sequence[Response]) -> list[P
         process = await asyncio.create_subprocess_exec(
             str(python_of("model")), "-m", "aerie", "decode", *options,
             env=variables_of("model"), stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
+            # A signal to a task's group ends the task, which then ends this; not this first, as if it had failed.
+            start_new_session=True, preexec_fn=die_with_parent,
         )  # fmt: skip
         try:
             output, _ = await asyncio.wait_for(process.communicate(), DECODING_SECONDS)
