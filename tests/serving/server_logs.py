@@ -583,5 +583,53 @@ FAILING = (
         "cleanup...\n",
         "native code crashed",
     ),
+    Failing(
+        "no compiler for kernels",
+        LOADING + hit(STARTING, "RuntimeError: Ninja build failed. Ninja output:\n/bin/sh: 1: nvcc: not found"),
+        "CUDA_HOME",
+    ),
+    Failing(
+        "no toolkit",
+        LOADING + hit(STARTING, "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA root."),
+        "CUDA_HOME",
+    ),
+    Failing(
+        "a kernel for larger GPUs",
+        READY
+        + hit(
+            STARTING,
+            "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 106496, Hardware limit: "
+            "101376. Reducing block sizes or `num_stages` may help.",
+        ),
+        "another --moe-runner-backend",
+    ),
+    Failing(
+        "GPUs that cannot read each other",
+        LOADING + hit(STARTING, "RuntimeError: CUDART error: peer access is not supported between these two devices"),
+        "--disable-custom-all-reduce",
+    ),
+    Failing(
+        "no fabric manager",
+        COMMAND
+        + traceback(
+            (),
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+            "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized",
+        ),
+        "fabric manager",
+    ),
+    Failing(
+        "shared memory of the host is full", LOADING + "Fatal Python error: Bus error\n\nThread 0x7f:\n", "--shm-size"
+    ),
+    Failing(
+        "ranks on a slow network",
+        LOADING
+        + hit(
+            STARTING,
+            "Exception: Capture cuda graph failed: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:133] "
+            "Timed out waiting 1800000ms for send operation to complete",
+        ),
+        "the ranks lost each other",
+    ),
 )
 """Each known failure at least once."""

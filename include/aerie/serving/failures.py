@@ -241,6 +241,7 @@ KNOWN: tuple[KnownFailure, ...] = (
             r"|TRTLLM FMHAv2|FlashAttention v\d Backend requires|backend can only be used with (?:non-)?MLA models"
             r"|attention backend requires an? SM|Please use a different (?:\w+ )?backend|Invalid attention backend"
         ),
+        frames=RAISED,
         advice=f"the attention backend does not run this model on these GPUs: {OTHER_BACKEND}",
     ),
     KnownFailure(
@@ -359,6 +360,46 @@ KNOWN: tuple[KnownFailure, ...] = (
         ),
     ),
     KnownFailure(
+        says="Ninja build failed; CUDA_HOME environment variable is not set; Error building extension",
+        pattern=r"Ninja build failed|Error building extension|CUDA_HOME environment variable is not|nvcc: not found",
+        frames=RAISED,
+        advice=(
+            "a kernel is compiled at the start, and the host has no whole CUDA toolkit (nvcc, headers) of PyTorch's "
+            "version: install it and set CUDA_HOME, or use the image that docker-compose.yaml names"
+        ),
+    ),
+    KnownFailure(
+        says="out of resource: shared memory, Required: 106496, Hardware limit: 101376",
+        pattern=r"out of resource: shared memory|Shared memory .* exceeds|Failed to set .*dynamic shared memory",
+        frames=RAISED,
+        advice=(
+            "a kernel was tuned for GPUs with more shared memory (SM120 has 99 KiB a block, SM90 and SM100 227): "
+            f"{OTHER_BACKEND}; where it is a kernel of the experts, another --moe-runner-backend"
+        ),
+    ),
+    KnownFailure(
+        says="peer access is not supported between these two devices",
+        pattern=r"peer access is not supported",
+        frames=RAISED,
+        advice='these GPUs cannot read each other: add "--disable-custom-all-reduce" to serving.extra_arguments',
+    ),
+    KnownFailure(
+        says="Error 802: system not yet initialized",
+        pattern=r"Error 802:|system not yet initialized",
+        advice=(
+            "the GPUs' fabric is not up: start NVIDIA's fabric manager of the driver's version on the host "
+            "(systemctl status nvidia-fabricmanager)"
+        ),
+    ),
+    KnownFailure(
+        says="Fatal Python error: Bus error",
+        pattern=r"Bus error|exit code:? -7\b|terminated with -7\b",
+        advice=(
+            "the shared memory of the host or the container is full (give it 16 GB or more, --shm-size), or a file was "
+            "cut while it was read"
+        ),
+    ),
+    KnownFailure(
         says="an illegal memory access was encountered; device-side assert triggered",
         pattern=r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|uncorrectable",
         advice=(
@@ -378,7 +419,8 @@ KNOWN: tuple[KnownFailure, ...] = (
         says="NCCL error: unhandled system error; Watchdog caught collective operation timeout; didn't finish loading",
         pattern=(
             r"NCCL error|nccl\w*Error|ncclRemoteError|DistBackendError|Watchdog caught collective operation timeout"
-            r"|Process group watchdog thread terminated|Connection closed by peer|TCPStore|didn't finish loading"
+            r"|Process group watchdog thread terminated|Connection closed by peer|gloo/transport\S+ Timed out"
+            r"|^\S*Error\b.*TCPStore|didn't finish loading"
         ),
         advice=(
             "the ranks lost each other: look in the log for the rank that failed first, give a container a /dev/shm of "
@@ -397,7 +439,7 @@ KNOWN: tuple[KnownFailure, ...] = (
     KnownFailure(
         says="crashed with exit code -11; Fatal Python error: Segmentation fault",
         pattern=(
-            r"exit code:? -(?:4|6|7|8|11)\b|terminated with -(?:4|6|7|8|11)\b|Fatal Python error"
+            r"exit code:? -(?:4|6|8|11)\b|terminated with -(?:4|6|8|11)\b|Fatal Python error"
             r"|Segmentation fault"
         ),
         advice=f"native code crashed, mostly a kernel that does not fit the GPU or the driver: {SETUP}",
