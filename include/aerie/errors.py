@@ -3,6 +3,19 @@
 A message names what is wrong, where (file, line, row id or setting), what was expected, and what to do.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+
+def one_line(error: "ValidationError") -> str:
+    """What a document has wrong, field by field, as one line for a person."""
+    return "; ".join(
+        ": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))))
+        for one in error.errors(include_url=False)
+    )
+
 
 class AerieError(Exception):
     """Base of every error that Aerie raises on purpose."""

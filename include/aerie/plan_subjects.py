@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from aerie.errors import BadInput
+from aerie.errors import BadInput, one_line
 from aerie.serving.headroom import GIB
 from aerie.serving.model_config import ModelConfig, read_model_config
 from aerie.serving.plan_inputs import DrafterInputs
@@ -179,15 +179,9 @@ def with_changes(
     try:
         settings = ServingSettings.model_validate({**subject.serving.model_dump(), **given})
     except ValidationError as error:
-        wrong = "; ".join(reason_of(one) for one in error.errors())
-        raise BadInput(f"{subject.name}: {wrong}") from error
+        raise BadInput(f"{subject.name}: {one_line(error)}") from error
     weights = subject.weights_bytes if weights_gib is None else weights_gib * GIB
     return replace(subject, serving=settings, weights_bytes=weights, notes=tuple(notes))
-
-
-def reason_of(error: Any) -> str:
-    """One of pydantic's errors as a person should read it: the field, and what is wrong."""
-    return ".".join((*map(str, error["loc"]), str(error["msg"]).removeprefix("Value error, ")))
 
 
 def with_drafter(subject: Subject, folder: Path) -> Subject:

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from aerie.artefacts.observations import Observation, read_observations
-from aerie.errors import BadInput
+from aerie.errors import BadInput, one_line
 from aerie.hidden_states.protocol import forward_hooks
-from aerie.plan_subjects import Subject, reason_of
+from aerie.plan_subjects import Subject
 from aerie.serving.calibration import STARTUP_BYTES
 from aerie.serving.errors import PlanRefused
 from aerie.serving.headroom import GIB
@@ -229,8 +229,7 @@ def server_plan(subject: Subject, phase: Phase) -> ServerPlan:
             forward_hooks=tuple(_hooks(subject)) if phase == "capture" else (),
         )
     except ValidationError as error:
-        wrong = "; ".join(reason_of(one) for one in error.errors())
-        raise BadInput(f"{subject.name}: no {phase} server can be planned: {wrong}") from error
+        raise BadInput(f"{subject.name}: no {phase} server can be planned: {one_line(error)}") from error
 
 
 def _hooks(subject: Subject) -> list[Mapping[str, Any]]:

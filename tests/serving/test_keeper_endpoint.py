@@ -24,11 +24,11 @@ def test_endpoint_refuses_strangers(ensure: Ensure, fake_plan: Make, folder: Pat
     assert stat.S_IMODE(token_path(folder).stat().st_mode) == 0o600
     address = read_address(folder)
     assert address is not None
-    for headers in ({}, {"Authorization": "Bearer guess"}):
+    for headers in ({}, {"Authorization": "Bearer guess"}, {"Authorization": "Bearer \xe9"}):
         response = requests.post(f"{address.url}/stop", json={"launch_token": None}, headers=headers, timeout=5)
         assert response.status_code == 401
     token = token_path(folder).read_text()
-    token_path(folder).write_text("guess")
+    token_path(folder).write_text("guess\n")
     with pytest.raises(KeeperUnreachable, match="refuses the token"):
         client.find_keeper(folder)
     token_path(folder).write_text(token)

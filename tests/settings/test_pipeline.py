@@ -133,6 +133,13 @@ def test_what_is_not_yaml_is_refused_with_its_name(tmp_path):
         load_settings(path)
 
 
+def test_what_is_not_utf8_is_refused_with_its_name(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"name: caf\xe9")
+    with pytest.raises(BadInput, match=r"config\.yaml: not YAML"):
+        load_settings(path)
+
+
 def test_a_runs_budget_holds_for_generated_data_sets_only():
     settings = load_settings(DEMO).with_budget(7)
     assert settings.dataset("B8_sweagent").budget_tokens == 7

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from aerie.artefacts.files import write_text
-from aerie.errors import BadInput
+from aerie.errors import BadInput, one_line
 from aerie.settings.profile import Frozen
 
 
@@ -118,9 +118,11 @@ def read_observations(folder: Path) -> tuple[Observation, ...]:
         BadInput: a line is not an observation; the message names it.
     """
     try:
-        text = observations_path(folder).read_text(encoding="utf-8")
+        text = observations_path(folder).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return ()
+    except OSError as error:
+        raise BadInput(f"{observations_path(folder)}: cannot be read: {error.strerror}") from error
     return tuple(_observations(observations_path(folder), text))
 
 
@@ -129,4 +131,4 @@ def _observations(path: Path, text: str) -> Iterator[Observation]:
         try:
             yield Observation.model_validate_json(line)
         except ValidationError as error:
-            raise BadInput(f"{path}, line {number}: not an observation: {error}; remove the line") from error
+            raise BadInput(f"{path}, line {number}: not an observation: {one_line(error)}; remove the line") from error

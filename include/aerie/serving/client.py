@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 import requests
 import tenacity
+from pydantic import ValidationError
 
 from aerie.artefacts.observations import Observation
-from aerie.errors import AerieError, BadInput
+from aerie.errors import AerieError, BadInput, one_line
 from aerie.processes import wait_until_gone
 from aerie.serving import errors, external
 from aerie.serving.errors import KeeperEnding, KeeperUnreachable, LeaseLost, NotReady, ServerBusy, ServerDied
@@ -51,6 +52,7 @@ QUEUE_SECONDS = 7 * 24 * 3600.0
 """How long to wait while others hold the server: longer than any phase of the reference deployment takes."""
 REPORT_SECONDS = 60.0
 GRACE_SECONDS = 30.0
+SAID_CHARACTERS = 200
 
 ERRORS: Mapping[str, type[AerieError]] = {
     "BadInput": BadInput,
@@ -107,20 +109,32 @@ class Keeper:
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Lease | None:
         answer = self._ask(method, path, body)
-        return None if answer is None else Lease.model_validate(answer)
+        try:
+            return None if answer is None else Lease.model_validate(answer)
+        except ValidationError as error:
+            raise KeeperUnreachable(f"{self._url}{path}: not a lease: {one_line(error)}; is it a keeper?") from error
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         url = self._url + path
         timeout = ENDING_TIMEOUT_SECONDS if path in ("/ensure", "/stop") else REQUEST_TIMEOUT_SECONDS
         try:
             response = requests.request(method, url, json=body, headers=self._headers, timeout=timeout)
-            answer = response.json()
         except requests.RequestException as error:
             raise KeeperUnreachable(f"{url}: the keeper does not answer: {error}") from error
         if response.status_code == requests.codes.unauthorized:
             raise KeeperUnreachable(f"{url}: refuses the token of {self._origin}: it was replaced")
-        if not response.ok:
-            raise ERRORS.get(answer["error"], errors.NotReady)(answer["message"])
+        try:
+            answer = response.json()
+            failure = None if response.ok else (answer["error"], answer["message"])
+        except (ValueError, KeyError, TypeError) as error:
+            said = response.text[:SAID_CHARACTERS]
+            raise KeeperUnreachable(
+                f"{url}: status {response.status_code} and no answer of a keeper's: {said!r}; is it one? keeper.log "
+                "of its folder has what went wrong there"
+            ) from error
+        if failure is not None:
+            name, message = failure
+            raise ERRORS.get(name, errors.NotReady)(message)
         return answer
 
     def _expect(self, lease: Lease | None) -> Lease:
@@ -168,7 +182,7 @@ def find_keeper(folder: Path) -> Keeper | None:
     if address.is_of_this_host and address.keeper.find() is None:
         return None
     try:
-        token = token_path(folder).read_text()
+        token = token_path(folder).read_text().strip()
     except OSError as error:
         raise KeeperUnreachable(f"{token_path(folder)}: {error.strerror}: run as the user who started it") from error
     keeper = Keeper(address.url, token, origin=str(token_path(folder)))

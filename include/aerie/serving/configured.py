@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from aerie.errors import BadInput
+from aerie.errors import BadInput, one_line
 from aerie.serving.calibration import deviation
 from aerie.serving.client import ServerHandle, ensure_server, use_external
 from aerie.serving.errors import OutOfMemory
@@ -35,7 +35,7 @@ def plan_configured(
     try:
         return ServerPlan.of_settings(settings, phase, drafter=drafter, forward_hooks=tuple(forward_hooks))
     except ValidationError as error:
-        raise BadInput(f"{where}: {'; '.join(one['msg'] for one in error.errors())}") from error
+        raise BadInput(f"{where}: {one_line(error)}") from error
     except OSError as error:
         verifier = settings.verifier
         raise BadInput(f"{where}: {verifier.path} cannot be read: {error}; {verifier.where_from}") from error

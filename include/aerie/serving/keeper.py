@@ -36,7 +36,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from aerie.artefacts.observations import append_observation
-from aerie.errors import AerieError, BadInput
+from aerie.errors import AerieError, BadInput, one_line
 from aerie.processes import ProcessIdentity, boot_id
 from aerie.serving.errors import KeeperEnding, LeaseLost, OutOfMemory, ProcessesLeft, ServerBusy
 from aerie.serving.evidence import Evidence, gather
@@ -367,12 +367,14 @@ def application(keeper: Keeper, token: str) -> web.Application:
     async def authenticate(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if not hmac.compare_digest(request.headers.get("Authorization", ""), f"Bearer {token}"):
+        if not hmac.compare_digest(
+            request.headers.get("Authorization", "").encode(errors="replace"), f"Bearer {token}".encode()
+        ):
             return web.json_response({"error": "Unauthorized", "message": "wrong or no bearer token"}, status=401)
         try:
             return await handler(request)
         except ValidationError as error:
-            return _refusal(BadInput(f"{request.path}: {error}"))
+            return _refusal(BadInput(f"{request.path}: {one_line(error)}"))
         except AerieError as error:
             return _refusal(error)
 

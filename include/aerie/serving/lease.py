@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from aerie.artefacts.files import write_text
 from aerie.artefacts.observations import Observation
-from aerie.errors import BadInput
+from aerie.errors import BadInput, one_line
 from aerie.processes import ProcessIdentity
 from aerie.serving.plan import Phase, ServerPlan
 from aerie.settings.profile import Frozen
@@ -179,10 +179,13 @@ def _read(kind: type[Model], path: Path) -> Model | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}; run as the user whose server it is") from error
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        raise BadInput(f"{path}: {_other_version(content) or f'not a {kind.__name__}: {error}'}{REMOVE}") from error
+        wrong = _other_version(content) or f"not a {kind.__name__}: {one_line(error)}"
+        raise BadInput(f"{path}: {wrong}{REMOVE}") from error
 
 
 REMOVE = "; remove it once no server of it runs"

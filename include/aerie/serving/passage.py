@@ -196,6 +196,8 @@ def _read(path: Path) -> dict[str, FirstLaunch]:
         return _LAUNCHES.validate_json(path.read_bytes())
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise BadInput(

@@ -82,6 +82,8 @@ def _texts_of(verifier: VerifierSettings, folder: Path) -> ProbeTexts:
         _make(verifier, path)
     try:
         return ProbeTexts.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}; remove it, and it is made again") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise BadInput(f"{path}: not the texts of a probe: {first['msg']}; remove it, and it is made again") from error

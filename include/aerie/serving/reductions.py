@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from aerie.artefacts.files import write_text
-from aerie.errors import BadInput
+from aerie.errors import BadInput, one_line
 from aerie.serving.errors import OutOfMemory, OutOfMemoryInDecode, OutOfMemoryInPrefill
 from aerie.serving.plan import ServerPlan
 from aerie.serving.server_log import ServerLog
@@ -129,6 +129,9 @@ def _read(folder: Path) -> dict[str, Reduction]:
         return _Reductions.validate_json(path.read_bytes())
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        wrong = "; ".join(one["msg"] for one in error.errors())
-        raise BadInput(f"{path}: not reductions of plans: {wrong}; remove it to try every plan as it is set") from error
+        raise BadInput(
+            f"{path}: not reductions of plans: {one_line(error)}; remove it to try every plan as it is set"
+        ) from error

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from aerie.errors import BadInput
+from aerie.errors import BadInput, one_line
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -21,7 +21,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: not YAML: {error}") from error
     if not isinstance(document, dict):
         raise BadInput(f"{path}: expected a mapping at the top, found {type(document).__name__}")
@@ -37,5 +37,4 @@ def validate(model: type[Model], document: Any, *, where: Path, context: dict[st
     try:
         return model.model_validate(document, context=context)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or '(top)'}: {e['msg']}" for e in error.errors())
-        raise BadInput(f"{where}: {wrong}") from error
+        raise BadInput(f"{where}: {one_line(error)}") from error
