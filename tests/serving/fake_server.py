@@ -19,6 +19,7 @@ BEHAVIOURS = (
     HEALTHY,
     "never ready",
     "exits at start",
+    "finds its port taken",
     "worker dies at start",
     "worker dies later",
     "ignores SIGTERM",
@@ -196,6 +197,9 @@ def main() -> None:
         print(
             "Traceback (most recent call last):\nRuntimeError: CUDA out of memory. Tried to allocate 9 GiB", flush=True
         )
+        sys.exit(1)
+    if options.behaviour == "finds its port taken":
+        print("[Errno 98] error while attempting to bind on address: address already in use", flush=True)
         sys.exit(1)
     if options.behaviour == "ignores SIGTERM":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

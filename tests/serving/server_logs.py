@@ -5,7 +5,13 @@
 from dataclasses import dataclass
 
 from aerie.errors import AerieError
-from aerie.serving.errors import LaunchFailed, OutOfMemoryAtStart, OutOfMemoryInDecode, OutOfMemoryInPrefill
+from aerie.serving.errors import (
+    LaunchFailed,
+    MachineNotReady,
+    OutOfMemoryAtStart,
+    OutOfMemoryInDecode,
+    OutOfMemoryInPrefill,
+)
 
 SRT = "/opt/serve/lib/python3.11/site-packages/sglang/srt"
 
@@ -300,6 +306,7 @@ FAILING = (
         READY + "[2026-11-30 00:06:05] ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', "
         "8000): [errno 98] address already in use\n",
         "set serving.port",
+        MachineNotReady,
         status=1,
     ),
     Failing(
@@ -311,6 +318,7 @@ FAILING = (
             "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
         ),
         "another process listens on the port",
+        MachineNotReady,
     ),
     Failing(
         "gated",

@@ -15,6 +15,7 @@ from aerie.serving.errors import (
     KeeperUnreachable,
     LaunchFailed,
     LeaseLost,
+    MachineNotReady,
     NotReady,
     PlanRefused,
     ServerDied,
@@ -161,6 +162,7 @@ def test_terminated_keeper_ends_its_server_first(
     [
         ("exits at start", LaunchFailed, "CUDA out of memory"),
         ("worker dies at start", LaunchFailed, "the fake worker fell over"),
+        ("finds its port taken", MachineNotReady, "another process listens on the port"),
         ("other dtype", WrongServer, "dtype is 'float16'"),
         ("constant answer", WrongServer, "whatever the prompt"),
     ],

@@ -115,7 +115,7 @@ def test_an_innocent_process_with_the_pid_of_a_stale_lease_lives(
         assert not ensure(fake_plan()).reused
         assert client.stop(folder)
         write(stale.model_copy(update={"server": identity}), lease_path(folder))
-        assert reap(folder) == [
+        assert reap(folder, grace_seconds=1.0) == [
             f"server {stale.url} (pid {innocent.pid}, {stale.launch_token}): its processes are gone"
         ]
         assert innocent.poll() is None
@@ -152,4 +152,4 @@ def test_reap_ends_what_a_killed_keeper_left_and_says_so(
     assert f"its keeper {keeper} is gone; ended processes {pids}" in lines[0]
     assert not any(map(runs, family))
     assert read_lease(folder) is None
-    assert reap(folder) == []
+    assert reap(folder, grace_seconds=1.0) == []

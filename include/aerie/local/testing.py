@@ -27,8 +27,8 @@ FOLDERS: Mapping[Environment, tuple[str, ...]] = {
 """Folders of ``tests/`` by the environment that their code runs in."""
 
 
-LANES: tuple[tuple[Environment, ...], ...] = (("airflow",), ("model", "serve"))
-"""What the quick tests run side by side: the end-to-end run waits for servers half of its time."""
+LANES: tuple[tuple[Environment, ...], ...] = (("airflow",), ("model",), ("serve",))
+"""What the quick tests run side by side: the end-to-end run and the keepers of servers mostly wait."""
 
 
 def run_tests(*, everything: bool, arguments: Sequence[str]) -> int:

@@ -38,6 +38,7 @@ from aerie.serving.lease import (
 from aerie.serving.plan import ServerPlan
 from aerie.serving.preflight import AS_MEASURED, PreflightOptions
 from aerie.serving.reaping import reap
+from aerie.serving.stopping import GRACE_SECONDS
 from aerie.settings.machine import variables_of
 
 KEEPER_START_SECONDS = 60.0
@@ -51,7 +52,6 @@ POLL_SECONDS = 1.0
 QUEUE_SECONDS = 7 * 24 * 3600.0
 """How long to wait while others hold the server: longer than any phase of the reference deployment takes."""
 REPORT_SECONDS = 60.0
-GRACE_SECONDS = 30.0
 SAID_CHARACTERS = 200
 
 ERRORS: Mapping[str, type[AerieError]] = {

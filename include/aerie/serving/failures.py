@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aerie.errors import AerieError
-from aerie.serving.errors import LaunchFailed, OutOfMemoryAtStart, OutOfMemoryInDecode, OutOfMemoryInPrefill
+from aerie.serving.errors import (
+    LaunchFailed,
+    MachineNotReady,
+    OutOfMemoryAtStart,
+    OutOfMemoryInDecode,
+    OutOfMemoryInPrefill,
+)
 
 Doing = Literal["Prefill", "Decode"]
 
@@ -184,6 +190,7 @@ KNOWN: tuple[KnownFailure, ...] = (
         says="Address already in use; is not available in 30 seconds",
         pattern=r"address already in use|is not available in \d+ seconds|is used by a process already",
         advice="another process listens on the port: stop it, or set serving.port to another one or to none",
+        error=MachineNotReady,
     ),
     KnownFailure(
         says="You are trying to access a gated repo; Cannot access gated repo for url",

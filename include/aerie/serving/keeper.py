@@ -59,10 +59,9 @@ from aerie.serving.preflight import AS_MEASURED, PreflightOptions, preflight
 from aerie.serving.probe import ReadyServer
 from aerie.serving.reaping import reap
 from aerie.serving.reductions import record, reduction_behind
-from aerie.serving.stopping import gpu_memory_in_use, require_released, stop_server
+from aerie.serving.stopping import GRACE_SECONDS, gpu_memory_in_use, require_released, stop_server
 from aerie.settings.profile import Frozen
 
-GRACE_SECONDS = 30.0
 WATCH_SECONDS = 1.0
 IDLE_SECONDS = 120.0
 """How long a keeper without a lease waits for the request that it was started for."""
@@ -418,7 +417,7 @@ def _refusal(error: AerieError) -> web.Response:
 
 async def keep(root: Path, host: str) -> None:
     """Answer until the lease is over."""
-    for line in await asyncio.to_thread(reap, root):
+    for line in await asyncio.to_thread(reap, root, grace_seconds=GRACE_SECONDS):
         log.warning("%s", line)
     keeper = Keeper(root)
     token = secrets.token_urlsafe(32)

@@ -18,7 +18,7 @@ import tenacity
 
 from aerie.processes import ProcessIdentity, die_with_parent
 from aerie.serving import probe
-from aerie.serving.errors import LaunchFailed, NotReady, OutOfMemory, ServerDied
+from aerie.serving.errors import LaunchFailed, NotReady, ServerDied
 from aerie.serving.leftovers import marks
 from aerie.serving.plan import ServerPlan
 from aerie.serving.server_log import ServerLog
@@ -44,6 +44,7 @@ class Launched:
 
         Raises:
             OutOfMemory: its memory did not suffice; the class says for what.
+            MachineNotReady: another process was faster to take its port.
             ServerDied: of anything else.
         """
         status = self.process.poll()
@@ -55,7 +56,7 @@ class Launched:
         else:
             how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         explanation = self.log.explain(status)
-        kind = explanation.error if issubclass(explanation.error, OutOfMemory) else ServerDied
+        kind = ServerDied if explanation.error is LaunchFailed else explanation.error
         raise kind(f"server {self.url} {how}: {explanation}")
 
 
@@ -132,6 +133,7 @@ def wait_until_ready(
     Raises:
         LaunchFailed: it ended, or its log says that it will not come up, or nobody wants it any more; OutOfMemory, a
             kind of it, when that is why.
+        MachineNotReady: another process was faster to take its port.
         WrongServer: what answers is not what was planned.
         NotReady: it is still not ready after ``timeout_seconds``.
     """

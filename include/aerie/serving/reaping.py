@@ -8,10 +8,8 @@ from aerie.serving.lease import Lease, address_path, lease_path, read_address, r
 from aerie.serving.leftovers import end_leftovers, leftovers_of
 from aerie.serving.stopping import require_released, stop_server
 
-GRACE_SECONDS = 30.0
 
-
-def reap(folder: Path, *, grace_seconds: float = GRACE_SECONDS) -> list[str]:
+def reap(folder: Path, *, grace_seconds: float) -> list[str]:
     """End what servers of this folder left, remove what their keeper wrote, and say what was found and done.
 
     Call it where no keeper of the folder lives.

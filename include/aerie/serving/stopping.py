@@ -17,6 +17,9 @@ from aerie.serving.errors import ProcessesLeft
 from aerie.serving.host import Gpu, host_facts
 from aerie.serving.launch import LAUNCH_VARIABLE, port_is_free
 
+GRACE_SECONDS = 30.0
+"""How long a server may take to end after SIGTERM."""
+
 KILL_SECONDS = 10.0
 PORT_SECONDS = 10.0
 GPU_SECONDS = 60.0
