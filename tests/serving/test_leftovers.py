@@ -134,7 +134,7 @@ def test_lease_of_an_earlier_boot_ends_nothing(ensure: Ensure, fake_plan: Make, 
     elsewhere = folder.with_name("copy")
     elsewhere.mkdir()
     write(lease.model_copy(update={"boot_id": "an earlier one"}), lease_path(elsewhere))
-    (line,) = reap(elsewhere)
+    (line,) = reap(elsewhere, grace_seconds=1.0)
     assert line.endswith("this host was started anew since: nothing of it runs")
     assert read_lease(elsewhere) is None
     assert all(map(runs, family))
