@@ -1,0 +1,181 @@
+"""One running stack for the tests of a session: Airflow, PostgreSQL, and SGLang servers as its runs start them."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg2
+import pytest
+
+from aerie.errors import Retryable
+from aerie.local.airflow_api import TERMINAL_RUN_STATES, AirflowApi
+from aerie.local.watched_run import DAG_ID, wait_for_dag, watch
+from aerie.settings.machine import PROJECT_ROOT, aerie_home
+
+HOME = aerie_home() / "test-stack"
+
+
+def aerie(*arguments: str) -> subprocess.CompletedProcess[str]:
+    variables = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("AERIE_", "AIRFLOW"))},
+        "AERIE_HOME": str(HOME),
+        "AERIE_CONFIG": str(Path(__file__).parent / "config.yaml"),
+    }
+    command = [str(PROJECT_ROOT / "aerie"), *arguments]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600, check=False)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    while not condition():  # bounded by the test's own limit
+        time.sleep(0.2)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack of its own beside the one that a person may have running."""
+
+    api: AirflowApi
+    database_url: str
+
+    @property
+    def server_folder(self) -> Path:
+        return HOME / "server"
+
+    def served(self) -> list[str]:
+        """Keepers of the stack, and servers with what they spawned, whoever their parent is by now."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                command = process.cmdline()
+                keeps = "aerie.serving.keeper" in command and str(self.server_folder) in command
+                if keeps or Path(process.cwd()).is_relative_to(self.server_folder):
+                    found.append(f"{process.pid}: {' '.join(command)}")
+            except (psutil.NoSuchProcess, psutil.AccessDenied):  # gone, or of another user and none of ours
+                continue
+        return found
+
+    def trigger(self, **conf: Any) -> "Run":
+        wait_for_dag(self.api, DAG_ID)
+        return Run(self, self.api.trigger(DAG_ID, conf), conf["edition"])
+
+    def run_to_its_end(self, **conf: Any) -> "Run":
+        run = self.trigger(**conf)
+        messages: list[str] = []
+        ended = watch(self.api, self.database_url, run.run_id, messages.append)
+        assert ended["state"] == "success", "\n".join(messages)
+        return run
+
+    def query(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        connection = psycopg2.connect(self.database_url)
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute(statement, values)
+                return cursor.fetchall()
+        finally:
+            connection.close()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the pipeline."""
+
+    stack: Stack
+    run_id: str
+    edition: str
+
+    @property
+    def state(self) -> str:
+        return str(self.stack.api.run(DAG_ID, self.run_id)["state"])
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in TERMINAL_RUN_STATES
+
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        return {task["task_id"]: task for task in self.stack.api.tasks(DAG_ID, self.run_id)}
+
+    def task(self, task_id: str) -> dict[str, Any]:
+        return self.tasks()[task_id]
+
+    def task_state(self, task_id: str) -> str | None:
+        state: str | None = self.task(task_id)["state"]
+        return state
+
+    def log(self, task_id: str, attempt: int) -> str:
+        return "\n".join(self.stack.api.log(DAG_ID, self.run_id, task_id, attempt))
+
+    def kept(self) -> int:
+        statement = "SELECT count(*) FROM samples WHERE edition = %s AND state = 'kept'"
+        count: int = self.stack.query(statement, self.edition)[0][0]
+        return count
+
+    def fail_task(self, task_id: str) -> None:
+        """What a person's "mark as failed" does."""
+        path = f"/dags/{DAG_ID}/dagRuns/{self.run_id}/taskInstances/{task_id}"
+        self.stack.api.call("PATCH", path, body={"new_state": "failed"})
+
+    def fail(self) -> None:
+        """What a person's "mark as failed" of the whole run does."""
+        self.stack.api.call("PATCH", f"/dags/{DAG_ID}/dagRuns/{self.run_id}", body={"state": "failed"})
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        """Wait for something in the run; the run must not end before."""
+
+        reached = False
+
+        def reached_or_over() -> bool:
+            nonlocal reached
+            try:
+                reached = bool(condition())
+                return reached or self.has_ended
+            except Retryable:  # Airflow does not answer for a moment
+                return False
+
+        until(reached_or_over)
+        assert reached, f"the run ended as {self.state} before: {self.states()}"
+
+    def wait(self) -> str:
+        """Wait for the run's end and return its state."""
+        until(lambda: self.has_ended)
+        return self.state
+
+    def states(self) -> dict[str, str | None]:
+        return {name: task["state"] for name, task in self.tasks().items()}
+
+    def check_log_equals_ledger(self, dataset: str) -> None:
+        """Each prompt is in one state, and the responses are those that the ledger says."""
+        statement = "SELECT sample_id, state, completion_tokens FROM samples WHERE edition = %s AND dataset = %s"
+        rows = self.stack.query(statement, self.edition, dataset)
+        states = {sample_id: state for sample_id, state, _ in rows}
+        assert len(states) == len(rows)
+        log = HOME / "data" / "editions" / self.edition / "datasets" / dataset / "responses.jsonl"
+        responses = [json.loads(line) for line in log.read_text().splitlines()]
+        answered = {response["sample_id"]: len(response["output_ids"]) for response in responses}
+        assert len(answered) == len(responses)
+        assert answered == {sample_id: tokens for sample_id, state, tokens in rows if state in ("kept", "quarantined")}
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    if HOME.exists():
+        aerie("down", "--purge")
+    HOME.mkdir(parents=True, exist_ok=True)
+    if not (HOME / "envs").exists():
+        (HOME / "envs").symlink_to(aerie_home() / "envs")
+    try:
+        started = aerie("up")
+        assert started.returncode == 0, started.stderr
+        made = json.loads((HOME / "stack.json").read_text())
+        yield Stack(
+            AirflowApi(f"http://127.0.0.1:{made['airflow_port']}", made["airflow_password"]),
+            f"postgresql://aerie:{made['postgres_password']}@127.0.0.1:{made['postgres_port']}/aerie",
+        )
+    finally:
+        stopped = aerie("down", "--purge")
+    assert stopped.returncode == 0, stopped.stderr
