@@ -124,7 +124,10 @@ def ensure(
         handle = _ensure_there(who, seconds)
     else:
         handle = _ensure_here(phase, edition, who, seconds, reap_leftovers=reap_leftovers)
-    typer.echo(f"aerie: held by {who} for {hold}; ./aerie server stop lets it go", err=True)
+    if handle.external_identity is None:
+        typer.echo(f"aerie: held by {who} for {hold}; ./aerie server stop lets it go", err=True)
+    else:
+        typer.echo("aerie: it is as planned; it is someone else's, so nothing holds it here", err=True)
     typer.echo(handle.url)
 
 

@@ -93,6 +93,18 @@ def test_ensure_refuses_a_hold_that_is_no_time(ensure: Ensure) -> None:
     assert "expected a number and s, m, h or d" in str(run("ensure", "--hold", "half a day").exception)
 
 
+def test_a_server_of_somebody_else_is_not_said_to_be_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = ServerHandle(
+        url="http://gpu-7:30000", launch_token="external-1", folder=tmp_path, owner="me", log_path=None,
+        max_total_num_tokens=4096, observation=None, reused=True, external_identity="1",
+    )  # fmt: skip
+    monkeypatch.setattr("aerie.server_commands._ensure_here", lambda *_, **__: theirs)
+    done = run("ensure", "--owner", "me")
+    assert "held by me" not in done.output
+    assert "someone else's" in done.output
+    assert done.stdout.splitlines()[-1] == theirs.url
+
+
 def test_ensure_elsewhere_renews_the_server_that_is_there(ensure: Ensure, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = ensure("run 1")
     address = json.loads((server_folder() / "keeper.json").read_text())

@@ -86,9 +86,10 @@ def test_what_was_cut_off_half_way_is_made_again(settings: Settings, tmp_path: P
     path.unlink()
     (path.parent / f".{path.stem}.123.partial.json").write_bytes(whole[:100])  # as a killed process leaves it
     assert probing_of(settings(), folder) == probing
-    path.write_bytes(whole[:100])
-    with pytest.raises(BadInput, match=rf"{path}: not the texts of a probe.*remove it"):
-        probing_of(settings(), folder)
+    for damaged in (whole[:100], whole.replace(b'"passage_ids":[', b'"passage_ids":[-1,')):
+        path.write_bytes(damaged)
+        with pytest.raises(BadInput, match=rf"{path}: not the texts of a probe.*remove it"):
+            probing_of(settings(), folder)
 
 
 def test_a_tokenizer_that_needs_code_says_how_to_allow_it(settings: Settings, checkpoint: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, NonNegativeInt, ValidationError
 
 from aerie.artefacts.files import fingerprint_of
 from aerie.artefacts.verifier_tokens import VerifierTokens
@@ -33,8 +33,8 @@ class ProbeTexts(Frozen):
     ``question_ids`` is a prompt, rendered as prompts of data are; ``passage_ids`` a text of a few hundred tokens.
     """
 
-    question_ids: tuple[int, ...] = Field(min_length=1)
-    passage_ids: tuple[int, ...] = Field(min_length=8)
+    question_ids: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    passage_ids: tuple[NonNegativeInt, ...] = Field(min_length=8)
     tokens: VerifierTokens
 
 
