@@ -1,6 +1,7 @@
 """The memory plan: the reference deployment's rows, verdicts with their sums, and any input at all."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,31 @@ def test_graphs_that_do_not_fit_are_refused() -> None:
 def test_graphs_too_large_for_any_fraction_are_told_so() -> None:
     assert "expected a fraction below 0.939" in planned(mem_fraction_static=0.95).reasons[0]
     assert "expected smaller graphs" in planned(cuda_graph_max_batch_size=100_000).reasons[0]
+
+
+def test_the_fraction_that_a_large_drafter_needs_works_when_it_is_taken() -> None:
+    drafter = DrafterInputs(config=published("llama_31_8b"))
+    plan = planned("deploy", mem_fraction_static=0.93, drafter=drafter)
+    assert plan.verdict == "refused"
+    most = float(plan.reasons[0].rpartition("expected a fraction below ")[2])
+    assert planned("deploy", mem_fraction_static=most - 0.001, drafter=drafter).verdict == "tight"
+    assert planned("deploy", mem_fraction_static=most + 0.001, drafter=drafter).verdict == "refused"
+
+
+@pytest.mark.parametrize(
+    "index", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"metadata": {"total_size": 1e999}}', b'{"metadata": [1]}']
+)
+def test_an_index_of_weights_that_is_none_is_named(tmp_path: Path, index: bytes) -> None:
+    (tmp_path / "model.safetensors.index.json").write_bytes(index)
+    with pytest.raises(BadInput, match=r"model\.safetensors\.index\.json"):
+        weights_on_disk(tmp_path)
+
+
+def test_an_exception_of_a_quantisation_that_is_no_expression_is_named() -> None:
+    fields = dict(published("llama_31_8b").fields)
+    fields["quantization_config"] = {"quant_method": "gptq", "bits": 4, "ignore": ["re:("]}
+    with pytest.raises(BadInput, match=r"'re:\(' is no regular expression"):
+        estimate_weights(ModelConfig.of(fields), Ranks(1, 1), dtype="bfloat16")
 
 
 def test_a_pool_smaller_than_a_page_names_the_page() -> None:

@@ -439,7 +439,9 @@ def _refusals(inputs: PlanInputs, cache: _Cache, static: _Static, gpu: _Gpu) -> 
             f"{inputs.request_tokens:g}, the pool holds {gpu.tokens:,}"
         )
     if gpu.safe_gib is not None and gpu.headroom_gib <= 0:
-        most, least = 1 - gpu.graphs_gib / static.memory_gib, held_gib / static.memory_gib
+        of_drafter = cache.drafter_excess_bytes / cache.bytes_per_token  # grows with the pool, and so with the fraction
+        most = static.memory_gib - gpu.graphs_gib + of_drafter * held_gib
+        most, least = most / (static.memory_gib * (1 + of_drafter)), held_gib / static.memory_gib
         remedy = (
             f"a fraction below {most:.3f}"
             if least < most

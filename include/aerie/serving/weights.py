@@ -65,15 +65,18 @@ def weights_on_disk(folder: Path) -> int | None:
     """Bytes of a checkpoint's safetensors, by its index or else its files; None where it has none.
 
     Raises:
-        BadInput: the index is there and does not say.
+        BadInput: the index is there, and is none or has nonsense for a size.
     """
     index = folder / INDEX_FILE
-    if index.is_file():
+    if index.exists():
         try:
-            size = json.loads(index.read_bytes())["metadata"]["total_size"]
-        except (ValueError, KeyError, TypeError):
-            size = None
-        if isinstance(size, int | float) and not isinstance(size, bool) and size > 0:
+            metadata = json.loads(index.read_bytes()).get("metadata") or {}
+            size = metadata.get("total_size")
+        except OSError as error:
+            raise BadInput(f"{index}: cannot be read: {error.strerror}") from error
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise BadInput(f"{index}: not an index of weights: {error}; get the checkpoint's files again") from error
+        if isinstance(size, int | float) and not isinstance(size, bool) and 0 < size < math.inf:
             return int(size)
         if size is not None:
             raise BadInput(f"{index}: metadata.total_size is {size!r}: expected the bytes of all weights")
@@ -271,6 +274,9 @@ def _names(pattern: str, part: str) -> bool:
     """Whether an exception of a quantisation covers a part: a name, or ``re:`` and an expression."""
     names = _EXAMPLES[part]
     if pattern.startswith("re:"):
-        return any(re.search(pattern.removeprefix("re:"), name) for name in names)
+        try:
+            return any(re.search(pattern.removeprefix("re:"), name) for name in names)
+        except re.error as error:
+            raise BadInput(f"quantization_config: {pattern!r} is no regular expression: {error}") from error
     plain = re.sub(r"\.(\d+|\*)\.", ".9.", pattern.removeprefix("language_model."))
     return any(name == plain or name.startswith(f"{plain}.") for name in names)
