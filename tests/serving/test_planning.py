@@ -113,6 +113,12 @@ def test_an_exception_of_a_quantisation_that_is_no_expression_is_named() -> None
         estimate_weights(ModelConfig.of(fields), Ranks(1, 1), dtype="bfloat16")
 
 
+def test_a_chunk_without_end_is_counted_and_not_gone_through() -> None:
+    plan = planned(config=published("llama_31_8b"), chunked_prefill_size=10**12)
+    assert plan.verdict == "refused"
+    assert "graphs and buffers do not fit" in plan.reasons[0]
+
+
 def test_a_pool_smaller_than_a_page_names_the_page() -> None:
     plan = planned(page_size=200_000)
     assert plan.verdict == "refused"

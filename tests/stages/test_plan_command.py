@@ -334,7 +334,7 @@ def test_bad_input_is_one_line_that_names_it(plan: Plan, arguments: tuple[str, .
     assert message in err
 
 
-@pytest.mark.parametrize("value", [None, "61", -61, 0, 1.5, 10**400])
+@pytest.mark.parametrize("value", [None, "61", -61, 0, 1.5, 10**11, 10**400])
 def test_a_field_of_the_configuration_that_makes_no_sense_is_one_line(plan: Plan, tmp_path: Path, value: Any) -> None:
     config = {**bundled_config("llama_31_8b"), "num_hidden_layers": value}
     (tmp_path / "config.json").write_text(json.dumps(config))

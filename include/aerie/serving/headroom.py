@@ -103,4 +103,4 @@ def _defaults(
 def _prefill_graphs(chunk: int) -> int:
     """Prefill graphs up to a chunk, as ``generate_prefill_cuda_graph_batch_sizes`` lists them."""
     spans = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, chunk + 1, 512))
-    return sum(size <= chunk for span in spans for size in range(*span))
+    return sum(len(range(start, min(stop, chunk + 1), step)) for start, stop, step in spans)

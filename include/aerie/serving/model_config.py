@@ -13,6 +13,8 @@ WRAPPED = ("text_config", "language_config", "llm_config")
 
 MOST = 1 << 40
 """No size of a model is larger; a number above it is a slip, and its products would not be numbers any more."""
+MOST_OF: Mapping[str, int] = {"num_hidden_layers": 10_000}
+"""Fields with a smaller limit: layers are gone through one by one."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +60,20 @@ class ModelConfig:
         return self.fields.get(name) is not None
 
     def count(self, name: str, *, default: int | None = None, least: int = 1) -> int:
-        """A whole number from ``least`` to ``MOST``; ``default`` where the field is absent or null.
+        """A whole number from ``least`` to its limit; ``default`` where the field is absent or null.
 
         Raises:
             BadInput: it is missing without a default, or is something else.
         """
-        value = self.fields.get(name)
+        value, most = self.fields.get(name), MOST_OF.get(name, MOST)
         if value is None:
             if default is not None:
                 return default
             raise BadInput(f"{self.where}: {name} is missing: expected a whole number of at least {least}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MOST:
-            raise BadInput(f"{self.where}: {name} is {value!r}: expected a whole number from {least} to {MOST:,}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise BadInput(f"{self.where}: {name} is {value!r}: expected a whole number from {least} to {most:,}")
         if value != int(value):
-            raise BadInput(f"{self.where}: {name} is {value!r}: expected a whole number from {least} to {MOST:,}")
+            raise BadInput(f"{self.where}: {name} is {value!r}: expected a whole number from {least} to {most:,}")
         return int(value)
 
     def flag(self, name: str) -> bool:
