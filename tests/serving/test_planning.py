@@ -289,7 +289,12 @@ def test_ranks_together_hold_the_model_and_no_rank_more_than_all(name: str, tens
         ("llama_31_8b", {"vocab_size": ...}, "vocab_size is missing"),
         ("llama_31_8b", {"intermediate_size": math.nan}, "intermediate_size is nan"),
         ("llama_31_8b", {"quantization_config": {"quant_method": "magic"}}, "quant_method is 'magic'"),
-        ("llama_31_8b", {"quantization_config": {"quant_method": "gptq", "bits": 0}}, "bits of a weight are 0"),
+        ("llama_31_8b", {"quantization_config": {"quant_method": ["fp8"]}}, r"quant_method is \['fp8'\]"),
+        (
+            "llama_31_8b",
+            {"quantization_config": {"quant_method": "gptq", "bits": 0}},
+            "of the weights is 0",
+        ),
         ("llama_31_8b", {"quantization_config": "int4"}, "quantization_config is 'int4'"),
     ],
 )

@@ -246,7 +246,7 @@ def _quantised_bytes(where: str, method: Any, document: Mapping[str, Any], plain
         weights = first.get("weights") if isinstance(first, Mapping) else None
         if not isinstance(weights, Mapping):
             raise BadInput(f"{where}.config_groups is {groups!r}: expected how the weights are packed")
-    elif method in SCALE_GROUP_DEFAULTS:
+    elif isinstance(method, str) and method in SCALE_GROUP_DEFAULTS:
         weights = {"num_bits": document.get("bits"), "group_size": document.get("group_size")}
     else:
         raise BadInput(
@@ -255,7 +255,7 @@ def _quantised_bytes(where: str, method: Any, document: Mapping[str, Any], plain
         )
     bits, group = weights.get("num_bits"), weights.get("group_size") or SCALE_GROUP_DEFAULTS[str(method)]
     if not isinstance(bits, int) or isinstance(bits, bool) or bits not in (2, 3, 4, 8):
-        raise BadInput(f"{where}: bits of a weight are {bits!r}: expected 2, 3, 4 or 8")
+        raise BadInput(f"{where}: num_bits (or bits) of the weights is {bits!r}: expected 2, 3, 4 or 8")
     if not isinstance(group, int):
         raise BadInput(f"{where}: group_size is {group!r}: expected the weights that share a scale, or -1 for a row")
     return bits / 8 + (plain / group if group > 0 else 0.0)
