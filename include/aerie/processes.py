@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -58,6 +58,20 @@ def boot_id() -> str:
 def die_with_parent() -> None:
     """Ask the kernel to end this process when its parent dies (for ``preexec_fn``)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def session_of(leader: ProcessIdentity) -> Iterator[psutil.Process]:
+    """Processes of the session that a process began, itself among them, and others when it is gone.
+
+    Sessions have numbers, which are given out again: of a leader that is long gone ask for more than this.
+    """
+    for process in psutil.process_iter():
+        try:
+            in_session = os.getsid(process.pid) == leader.pid
+            if in_session and process.create_time() > leader.created - CREATION_TIME_TOLERANCE_SECONDS:
+                yield process
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue
 
 
 def stop_trees(identities: Sequence[ProcessIdentity], *, grace_seconds: float) -> list[int]:

@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel, ConfigDict
 
 from aerie.artefacts.files import write_text
-from aerie.processes import ProcessIdentity, die_with_parent, stop_trees
+from aerie.processes import ProcessIdentity, die_with_parent, session_of, stop_trees
 from aerie.settings.machine import aerie_home
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
@@ -50,6 +50,8 @@ class Supervisor:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._identities: dict[str, ProcessIdentity] = {}
+        self._orphans: list[ProcessIdentity] = []  # a scheduler that is killed leaves its workers; tasks may be in them
         self._restarts = dict.fromkeys(COMPONENTS, 0)
         self._not_before = dict.fromkeys(COMPONENTS, 0.0)
         self._stopping = False
@@ -63,10 +65,7 @@ class Supervisor:
                 self._start_missing()
                 time.sleep(POLL_SECONDS)
         finally:
-            children = [
-                identity for child in self._children.values() if (identity := ProcessIdentity.of_or_none(child.pid))
-            ]
-            stop_trees(children, grace_seconds=STOP_GRACE_SECONDS)
+            stop_trees([*self._identities.values(), *self._orphans], grace_seconds=STOP_GRACE_SECONDS)
             state_path().unlink(missing_ok=True)
 
     def _ask_to_stop(self, _number: int, _frame: object) -> None:
@@ -80,6 +79,7 @@ class Supervisor:
                 continue
             if child is not None:
                 del self._children[name]
+                self._orphans += [ProcessIdentity.of(one.pid) for one in session_of(self._identities.pop(name))]
                 delay = RESTART_DELAYS_SECONDS[min(self._restarts[name], len(RESTART_DELAYS_SECONDS) - 1)]
                 self._restarts[name] += 1
                 self._not_before[name] = time.monotonic() + delay
@@ -87,6 +87,7 @@ class Supervisor:
                 changed = True
             if time.monotonic() >= self._not_before[name]:
                 self._children[name] = self._start(name)
+                self._identities[name] = ProcessIdentity.of(self._children[name].pid)
                 changed = True
         if changed:
             self._write_state()
@@ -102,11 +103,7 @@ class Supervisor:
     def _write_state(self) -> None:
         state = SupervisorState(
             supervisor=ProcessIdentity.of(os.getpid()),
-            components={
-                name: identity
-                for name, child in self._children.items()
-                if (identity := ProcessIdentity.of_or_none(child.pid))
-            },
+            components=self._identities,
         )
         write_text(state_path(), state.model_dump_json(indent=2) + "\n")
 

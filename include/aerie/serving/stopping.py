@@ -5,14 +5,13 @@ what they held: the port, and the memory of the GPUs. Processes are told by pid,
 by name.
 """
 
-import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import psutil
 
-from aerie.processes import CREATION_TIME_TOLERANCE_SECONDS, ProcessIdentity
+from aerie.processes import ProcessIdentity, session_of
 from aerie.serving.errors import ProcessesLeft
 from aerie.serving.host import Gpu, host_facts
 from aerie.serving.launch import LAUNCH_VARIABLE, port_is_free
@@ -40,7 +39,7 @@ def family_of(server: ProcessIdentity, launch_token: str | None = None) -> list[
     leader = server.find()
     if leader is not None and not _is_of(leader, launch_token):
         return []
-    family = {process.pid: process for process in _session(server)}
+    family = {process.pid: process for process in session_of(server)}
     if leader is None:  # then the session's number may have been given out again
         family = {pid: process for pid, process in family.items() if _is_of(process, launch_token)}
     else:
@@ -56,17 +55,6 @@ def _is_of(process: psutil.Process, launch_token: str | None) -> bool:
         return launch_token in process.cmdline() or process.environ().get(LAUNCH_VARIABLE) == launch_token
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
-
-
-def _session(server: ProcessIdentity) -> Iterator[psutil.Process]:
-    """Processes of the session of this number that are not older than the server."""
-    for process in psutil.process_iter():
-        try:
-            in_session = os.getsid(process.pid) == server.pid
-            if in_session and process.create_time() > server.created - CREATION_TIME_TOLERANCE_SECONDS:
-                yield process
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            continue
 
 
 def stop_server(server: ProcessIdentity, launch_token: str, *, grace_seconds: float) -> list[int]:
