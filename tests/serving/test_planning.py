@@ -295,6 +295,10 @@ def test_ranks_together_hold_the_model_and_no_rank_more_than_all(name: str, tens
             {"quantization_config": {"quant_method": "gptq", "bits": 0}},
             "of the weights is 0",
         ),
+        ("gpt_oss_120b", {"num_local_experts": None}, "number of experts is missing.*num_local_experts"),
+        ("qwen3_235b_a22b", {"num_experts": None}, "number of experts is missing"),
+        ("qwen3_8b", {"head_dim": None}, "head_dim is missing"),
+        ("gpt_oss_120b", {"head_dim": None}, "head_dim is missing"),
         ("llama_31_8b", {"quantization_config": "int4"}, "quantization_config is 'int4'"),
     ],
 )

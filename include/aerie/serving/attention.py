@@ -34,6 +34,10 @@ UNGROUPED_BY_DEFAULT = frozenset({"llama", "phi3"})
 """Families where every head has keys and values of its own unless ``num_key_value_heads`` says otherwise; transformers
 has some number of its own for the others, which says nothing of a checkpoint."""
 
+OWN_HEAD_WIDTH = frozenset({"glm4", "gpt_oss", "minimax_m2", "qwen3"})
+"""Families whose heads are not the hidden size divided: transformers has a number of its own where ``head_dim`` is
+missing."""
+
 WINDOW_POOL_RATIO = 0.8
 """``--swa-full-tokens-ratio``: tokens in the pool of windowed layers for each token in that of full layers."""
 
@@ -175,7 +179,7 @@ def head_width(config: ModelConfig) -> int:
     Raises:
         BadInput: neither makes sense.
     """
-    if config.has("head_dim"):
+    if config.has("head_dim") or config.model_type in OWN_HEAD_WIDTH:
         return config.count("head_dim")
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
     if hidden % heads:

@@ -23,6 +23,11 @@ DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 EXPERT_COUNT_FIELDS = ("n_routed_experts", "num_experts", "num_local_experts")
 """Names of the number of routed experts: DeepSeek, Kimi and GLM; Qwen; Mixtral, gpt-oss and MiniMax."""
 
+SPARSE_TYPES = frozenset(
+    {"deepseek_v3", "glm4_moe", "gpt_oss", "kimi_k2", "minimax_m2", "mixtral", "qwen2_moe", "qwen3_moe"}
+)
+"""Families that have experts: without their number the weights would be counted as a small dense model's."""
+
 SCALE_GROUP_DEFAULTS: Mapping[str, int] = {"gptq": 128, "awq": 128, "compressed-tensors": 128}
 LINEAR = ("attention", "dense", "shared", "expert")
 """Parts whose matrices a quantisation applies to unless it leaves them out."""
@@ -147,11 +152,15 @@ def expert_count(config: ModelConfig) -> int:
     """Routed experts of a layer; 0 for a dense model.
 
     Raises:
-        BadInput: the field makes no sense; the message names it.
+        BadInput: the field makes no sense, or is missing in a family that has experts; the message names it.
     """
     for name in EXPERT_COUNT_FIELDS:
         if config.has(name):
             return config.count(name, least=0)
+    if config.model_type in SPARSE_TYPES:
+        raise BadInput(
+            f"{config.where}: the number of experts is missing: expected one of {', '.join(EXPERT_COUNT_FIELDS)}"
+        )
     return 0
 
 
