@@ -96,7 +96,7 @@ def test_without_a_rate_completions_a_minute_and_lengths_tell(reference: Pipelin
     assert first.low == pytest.approx(10e6 / 1577 / 26 / 60)  # 6,341 responses
     assert row_of(timeline, "B3_magicoder").capped is None
     assert timeline.capped is None
-    assert "the rate (--rate) of B3_magicoder" in timeline.unknown[0]
+    assert "the rate (--rate, or expected_rates of the configuration) of B3_magicoder" in timeline.unknown[0]
 
 
 def test_lengths_of_prompts_are_part_of_later_phases(reference: PipelineSettings) -> None:

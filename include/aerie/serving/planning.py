@@ -365,7 +365,7 @@ def _gpu(inputs: PlanInputs, phase: Phase, cache: _Cache, static: _Static) -> _G
     unused_gib = max(0.0, available_gib - pool_gib) if inputs.max_total_tokens else 0.0
     headroom_gib = left_gib + unused_gib - graphs_gib - excess_gib
     headroom_sum = f"{memory:.2f} x (1 - {fraction:g})"
-    headroom_sum += f" + {unused_gib:.2f} not asked for" if unused_gib else ""
+    headroom_sum += f" + {unused_gib:.2f} that max_total_tokens leaves unused" if unused_gib else ""
     headroom_sum += f" - {graphs_gib:.2f} graphs and buffers" if buffers else ""
     headroom_sum += f" - {excess_gib:.2f} of the drafter's cache" if excess_gib else ""
     headroom_sum += f" = {headroom_gib:.2f} GiB"
@@ -487,7 +487,11 @@ def _usage(inputs: PlanInputs, concurrent: int | None, tokens: int) -> float | N
 
 def _request_sums(inputs: PlanInputs, concurrent: int | None, tokens: int) -> Iterator[Sum]:
     if concurrent is None:
-        yield Sum("concurrent requests", "not known", "give --prompt-tokens and --response-tokens")
+        yield Sum(
+            "concurrent requests",
+            "not known",
+            "give --prompt-tokens and --response-tokens, or mean lengths in the data sets' expected",
+        )
         return
     pools = f" x {inputs.pools} pools" if inputs.pools > 1 else ""
     most = _most_running(inputs, tokens)

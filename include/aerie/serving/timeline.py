@@ -221,7 +221,7 @@ def _phases(rates: ExpectedRates, rows: tuple[DatasetHours, ...], *, epochs: int
 
 def _unknown(generated: list[DatasetHours], rate: Range | None, phases: Iterable[PhaseHours]) -> Iterator[str]:
     if missing := [row.dataset for row in generated if row.capped is None]:
-        what = "the rate (--rate)" if rate is None else "prompts and lengths"
+        what = "the rate (--rate, or expected_rates of the configuration)" if rate is None else "prompts and lengths"
         yield f"{what} of {', '.join(missing)}"
     if missing := [row.dataset for row in generated if row.uncapped is None]:
         yield f"uncapped: prompts or completions a minute of {', '.join(missing)}"
