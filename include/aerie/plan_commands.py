@@ -318,6 +318,8 @@ def _print(whole: "WholePlan", *, layout: str) -> None:
     for phase, plan in whole.phases.items():
         if plan.verdict == "refused":
             typer.echo(f"aerie: no service for {phase}: {'; '.join(plan.reasons)}", err=True)
+    if not whole.servers:
+        return
     document = compose_document(
         whole.servers,
         default_port=DEFAULT_PORT,

@@ -63,7 +63,7 @@ def list_servers(
     if json:
         typer.echo("null" if lease is None else lease.model_dump_json(indent=2))
     elif lease is None:
-        typer.echo(f"no server runs (folder {server_folder()})")
+        typer.echo(f"no server of ours runs (folder {server_folder()}){_external()}")
     else:
         from rich.console import Console
 
@@ -71,6 +71,15 @@ def list_servers(
         Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(_table(lease))
         if client.find_keeper(server_folder()) is None:
             typer.echo("its keeper is gone: ./aerie server reap ends what it left")
+
+
+def _external() -> str:
+    """What to add where the configuration uses a server of somebody else's."""
+    from aerie.settings.machine import settings_path
+    from aerie.settings.pipeline import load_settings
+
+    url = load_settings(settings_path()).serving.external_url
+    return f"; the configuration uses {url}, which is somebody else's" if url else ""
 
 
 def _table(lease: "Lease") -> "Table":
@@ -183,7 +192,7 @@ def stop(
     who = owner or _me()
     before = client.status(server_folder())
     if before is None:
-        typer.echo("no server runs")
+        typer.echo(f"no server of ours runs{_external()}")
         return
     if force:
         client.stop(server_folder(), launch_token=before.launch_token)

@@ -48,7 +48,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_list_names_holders_plan_and_log(ensure: Ensure) -> None:
-    assert "no server runs" in run("list").output
+    assert "no server of ours runs" in run("list").output
     assert json.loads(run("list", "--json").stdout) is None
     handle = ensure("run 1")
     ensure("run 2")
@@ -69,7 +69,7 @@ def test_stop_ends_only_what_is_ones_own_unless_forced(ensure: Ensure) -> None:
     assert "run 1 holds the server no more; it stays, held by run 2" in run("stop", "--owner", "run 1").output
     assert "the server is stopped, nothing of it is left" in run("stop", "--force").output
     assert read_lease(server_folder()) is None
-    assert "no server runs" in run("stop").output
+    assert "no server of ours runs" in run("stop").output
 
 
 def test_reap_ends_what_a_killed_keeper_left_and_touches_no_living_one(
@@ -103,6 +103,18 @@ def test_a_server_of_somebody_else_is_not_said_to_be_held(tmp_path: Path, monkey
     assert "held by me" not in done.output
     assert "someone else's" in done.output
     assert done.stdout.splitlines()[-1] == theirs.url
+
+
+def test_a_configuration_with_a_server_of_somebody_elses_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = (PROJECT_ROOT / "demo" / "config.yaml").read_text()
+    external = "serving:\n  backend: external\n  external_url: http://gpu-7:30000\n"
+    (tmp_path / "config.yaml").write_text(demo.replace("serving:\n", external, 1))
+    monkeypatch.setenv("AERIE_CONFIG", str(tmp_path / "config.yaml"))
+    monkeypatch.setenv("AERIE_HOME", str(tmp_path))
+    for command in ("list", "stop"):
+        assert "http://gpu-7:30000, which is somebody else's" in run(command).output
 
 
 def test_ensure_elsewhere_renews_the_server_that_is_there(ensure: Ensure, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from aerie.serving.plan_inputs import DrafterInputs, ObservedPool, PlanInputs
 from aerie.serving.planning import MemoryPlan, plan_memory, suggest
 from aerie.serving.weights import Ranks, estimate_weights, weights_on_disk
 from aerie.settings.bundled import bundled_names
+from aerie.settings.machine import PROJECT_ROOT
 from tests.serving.shapes import published
 
 GIB = 2**30
@@ -344,13 +345,20 @@ def test_whatever_a_configuration_holds_its_weights_are_a_number_or_our_error(
 
 def test_weights_on_disk_are_those_of_the_index_or_of_the_files(tmp_path: Any) -> None:
     assert weights_on_disk(tmp_path) is None
-    (tmp_path / "a.safetensors").write_bytes(b"123")
-    assert weights_on_disk(tmp_path) == 3
+    verifier = PROJECT_ROOT / "demo" / "tiny_verifier"
+    assert weights_on_disk(verifier) == (verifier / "model.safetensors").stat().st_size
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"metadata": {"total_size": 1000}, "weight_map": {}}')
     assert weights_on_disk(tmp_path) == 1000
     index.write_text('{"metadata": {"total_size": -1}}')
     with pytest.raises(BadInput, match=r"metadata\.total_size is -1"):
+        weights_on_disk(tmp_path)
+
+
+def test_files_that_stand_for_weights_are_not_planned_with(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 4000000000\n")
+    with pytest.raises(BadInput, match=r"model\.safetensors: a Git LFS pointer .*; get the checkpoint's files again"):
         weights_on_disk(tmp_path)
 
 

@@ -170,6 +170,13 @@ def test_a_refused_phase_has_no_service_and_says_so(plan: Plan) -> None:
     assert err.splitlines()[0].startswith("aerie: no service for generate: hicache_size_gb_per_rank 300")
 
 
+def test_nothing_is_printed_where_no_phase_has_a_service(plan: Plan) -> None:
+    hicache = ("--hicache-size", "300", "--host-ram-gb", "449")
+    code, out, err = plan(*OBSERVED, *hicache, "--phase", "generate", "--format", "compose")
+    assert (code, out) == (1, "")
+    assert err.startswith("aerie: no service for generate: ")
+
+
 def test_gpus_of_the_machine_are_taken_where_none_are_given(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(index=0, name="RTX PRO 6000", total_bytes=97_887 * 2**20, used_bytes=0, processes=())
     have_gpus(monkeypatch, *[gpu] * 8)

@@ -43,8 +43,8 @@ from aerie.settings.machine import variables_of
 
 KEEPER_START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 120.0
-ENDING_TIMEOUT_SECONDS = 300.0
-"""Of what may end a server first: up to 30 s of grace, 10 s of killing, 70 s until port and GPUs are free."""
+TIMEOUTS_SECONDS = {"/ensure": 300.0, "/stop": 300.0, "/status": 30.0}
+"""What may end a server first takes up to 30 s of grace, 10 s of killing, 70 s until port and GPUs are free."""
 KEEPER_END_SECONDS = 30.0
 KILLED_SECONDS = 10.0  # a killed keeper's lock goes with the last of its threads
 DYING_SECONDS = 1.0  # a process that is killed closes its connections before it is gone
@@ -116,7 +116,7 @@ class Keeper:
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         url = self._url + path
-        timeout = ENDING_TIMEOUT_SECONDS if path in ("/ensure", "/stop") else REQUEST_TIMEOUT_SECONDS
+        timeout = TIMEOUTS_SECONDS.get(path, REQUEST_TIMEOUT_SECONDS)
         try:
             response = requests.request(method, url, json=body, headers=self._headers, timeout=timeout)
         except requests.RequestException as error:

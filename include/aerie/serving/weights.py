@@ -15,6 +15,7 @@ from typing import Any
 
 from aerie.errors import BadInput
 from aerie.serving.attention import LATENT_TYPES, head_width, key_value_heads
+from aerie.serving.checkpoint_files import verify_checkpoint
 from aerie.serving.model_config import ModelConfig
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -70,7 +71,7 @@ def weights_on_disk(folder: Path) -> int | None:
     """Bytes of a checkpoint's safetensors, by its index or else its files; None where it has none.
 
     Raises:
-        BadInput: the index is there, and is none or has nonsense for a size.
+        BadInput: the index is there, and is none or has nonsense for a size; or without one, the files are not whole.
     """
     index = folder / INDEX_FILE
     if index.exists():
@@ -85,7 +86,10 @@ def weights_on_disk(folder: Path) -> int | None:
             return int(size)
         if size is not None:
             raise BadInput(f"{index}: metadata.total_size is {size!r}: expected the bytes of all weights")
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) or None
+    files = list(folder.glob("*.safetensors"))
+    if files and (problems := verify_checkpoint(folder)):
+        raise BadInput(f"{problems[0]}; get the checkpoint's files again")
+    return sum(path.stat().st_size for path in files) or None
 
 
 def estimate_weights(config: ModelConfig, ranks: Ranks, *, dtype: str) -> WeightEstimate:
