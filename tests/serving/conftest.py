@@ -28,6 +28,12 @@ HERE = Path(__file__).parent
 TINY_VERIFIER = PROJECT_ROOT / "demo" / "tiny_verifier"
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake server is ready at once: who waits for it looks often."""
+    monkeypatch.setattr(client, "POLL_SECONDS", 0.1)
+
+
 @pytest.fixture
 def make_plan() -> Callable[..., ServerPlan]:
     """A plan that is right, but for what is changed."""

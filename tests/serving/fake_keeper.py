@@ -1,10 +1,10 @@
-"""The real keeper, with SGLang replaced by the fake server and a short grace period."""
+"""The real keeper, with SGLang replaced by the fake server, and with little patience."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from aerie.serving import keeper
+from aerie.serving import host_memory, keeper, launch
 from aerie.serving.plan import ServerPlan
 
 
@@ -38,4 +38,5 @@ def fake_command_line(plan: ServerPlan, python: Path, *, port: int) -> list[str]
 if __name__ == "__main__":
     ServerPlan.command_line = fake_command_line
     keeper.GRACE_SECONDS = 3.5
+    keeper.WATCH_SECONDS = launch.POLL_SECONDS = host_memory.SETTLE_POLL_SECONDS = 0.1
     keeper.main()
