@@ -23,7 +23,8 @@ os.environ.setdefault("AERIE_CONFIG", str(Path(__file__).parents[1] / "demo" / "
 @pytest.fixture(scope="session")
 def postgres() -> Iterator["Cluster"]:
     """A throwaway PostgreSQL server, with one migrated database to copy."""
-    from aerie.local.postgres import Cluster, free_port
+    from aerie.local.postgres import Cluster
+    from aerie.ports import free_port
     from aerie.store.migrate import migrate
 
     memory = Path("/dev/shm")

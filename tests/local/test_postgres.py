@@ -6,7 +6,8 @@ import psycopg2
 import pytest
 
 from aerie.errors import Failed
-from aerie.local.postgres import Cluster, ensure_database, free_port, is_free
+from aerie.local.postgres import Cluster, ensure_database
+from aerie.ports import free_port, port_is_free
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_what_was_written_is_there_after_a_stop_and_a_start(cluster):
         cursor.execute("CREATE TABLE kept (id int); INSERT INTO kept VALUES (7)")
     connection.close()
     cluster.stop()
-    assert cluster.identity() is None and is_free(cluster.port)
+    assert cluster.identity() is None and port_is_free(cluster.port)
     cluster.start()
     cluster.start()
     assert cluster.running_port() == cluster.port

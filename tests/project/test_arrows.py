@@ -10,7 +10,7 @@ from aerie.settings.machine import PROJECT_ROOT
 
 AERIE = PROJECT_ROOT / "include" / "aerie"
 FLOORS = (
-    {"errors", "processes", "documents", "artefacts", "store", "settings", "sources", "stages"},
+    {"errors", "ports", "processes", "documents", "artefacts", "store", "settings", "sources", "stages"},
     {"boundary", "serving", "corpus", "prompts"},
     {"generation", "hidden_states", "benchmark"},
     {"training"},

@@ -199,8 +199,9 @@ def main() -> None:
         )
         sys.exit(1)
     if options.behaviour == "finds its port taken":
-        print("[Errno 98] error while attempting to bind on address: address already in use", flush=True)
-        sys.exit(1)
+        # As SGLang, which then waits for its workers for ever.
+        print("ERROR:    [Errno 98] error while attempting to bind on address: address already in use", flush=True)
+        time.sleep(600)
     if options.behaviour == "ignores SIGTERM":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -10,6 +10,7 @@ import pytest
 import requests
 
 from aerie.errors import BadInput
+from aerie.ports import free_port
 from aerie.serving import client
 from aerie.serving.errors import (
     KeeperUnreachable,
@@ -21,7 +22,6 @@ from aerie.serving.errors import (
     ServerDied,
     WrongServer,
 )
-from aerie.serving.launch import free_port
 from aerie.serving.lease import address_path, lease_path
 
 from .helpers import Ensure, Make, Processes, keeper_pid, runs, until
@@ -30,7 +30,7 @@ from .helpers import Ensure, Make, Processes, keeper_pid, runs, until
 def test_server_is_started_once_and_then_reused(ensure: Ensure, fake_plan: Make, folder: Path) -> None:
     lines: list[str] = []
     first = ensure(fake_plan(), report=lines.append)
-    second = ensure(fake_plan(port=free_port("127.0.0.1")), report=lines.append)
+    second = ensure(fake_plan(port=free_port()), report=lines.append)
     assert (first.reused, second.reused) == (False, True)
     assert second.launch_token == first.launch_token
     assert requests.get(f"{second.url}/server_info", timeout=5).json()["served_model_name"] == first.launch_token

@@ -8,8 +8,6 @@ import pytest
 from aerie.serving.errors import LaunchFailed, NotReady, ServerDied, WrongServer
 from aerie.serving.launch import (
     Launched,
-    free_port,
-    port_is_free,
     wait_until_ready,
 )
 from aerie.serving.plan import ServerPlan
@@ -61,7 +59,3 @@ def test_server_that_came_up_otherwise_is_refused_at_once(launch: Launch, fake_p
     plan = fake_plan("other dtype")
     with pytest.raises(WrongServer, match="dtype is 'float16', expected 'bfloat16'"):
         wait(launch(plan), plan)
-
-
-def test_free_port_is_free() -> None:
-    assert port_is_free("127.0.0.1", free_port("127.0.0.1"))

@@ -10,8 +10,8 @@ from unittest.mock import patch
 import pytest
 
 from aerie.errors import BadInput
+from aerie.ports import free_port
 from aerie.serving.errors import NotReady, WrongServer
-from aerie.serving.launch import free_port
 from aerie.serving.passage import PassageScore, first_launches_path
 from aerie.serving.plan import DrafterPlan, ServerPlan
 from aerie.serving.probe import ReadyServer, differences_from_plan, probe
@@ -177,7 +177,7 @@ def test_a_damaged_file_of_first_launches_is_named(probed: Probe, tmp_path: Path
 
 def test_nothing_there_is_not_ready(make_plan: Callable[..., ServerPlan], tmp_path: Path) -> None:
     with pytest.raises(NotReady, match="health_generate"):
-        probe(f"http://127.0.0.1:{free_port('127.0.0.1')}", make_plan(), "launch-1", folder=tmp_path)
+        probe(f"http://127.0.0.1:{free_port()}", make_plan(), "launch-1", folder=tmp_path)
 
 
 def test_loading_server_is_not_ready(

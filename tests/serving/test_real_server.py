@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import requests
 
+from aerie.ports import port_is_free
 from aerie.processes import ProcessIdentity
 from aerie.serving import client
 from aerie.serving.client import ServerHandle
 from aerie.serving.errors import NotReady, ServerDied, WrongServer
-from aerie.serving.launch import port_is_free
 from aerie.serving.lease import Lease, lease_path, read_lease, write
 from aerie.serving.plan import ServerPlan, checkpoint_identity
 from aerie.serving.stopping import family_of
@@ -109,7 +109,7 @@ def test_server_lives_and_ends_with_its_keeper_and_its_holders(folder: Path) -> 
         assert [holder.owner for holder in left.holders] == ["run 2"]
         assert client.release(folder, "run 2") is None
         assert not any(map(runs, family))
-        assert port_is_free("127.0.0.1", lease.port)
+        assert port_is_free(lease.port)
         assert third.result().max_total_num_tokens == 4096
     assert "is held by run 1 (until" in lines[0]
     with pytest.raises((NotReady, ServerDied)):
@@ -121,5 +121,5 @@ def test_server_lives_and_ends_with_its_keeper_and_its_holders(folder: Path) -> 
     assert family_of(lease.server, lease.launch_token) == []
     assert not any(map(runs, family))
     assert lease.keeper.find() is None
-    assert port_is_free("127.0.0.1", lease.port)
+    assert port_is_free(lease.port)
     assert not lease_path(folder).exists()

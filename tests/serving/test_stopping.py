@@ -11,11 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from aerie.ports import free_port, port_is_free
 from aerie.processes import ProcessIdentity
 from aerie.serving import stopping
 from aerie.serving.errors import ProcessesLeft
 from aerie.serving.host import Gpu, GpuProcess, HostFacts
-from aerie.serving.launch import free_port, port_is_free, wait_until_ready
+from aerie.serving.launch import wait_until_ready
 from aerie.serving.stopping import family_of, require_released, stop_server
 
 from .helpers import Launch, Make
@@ -48,7 +49,7 @@ def test_stop_leaves_no_process_and_a_free_port(
     launched.process.wait()
     assert family_of(launched.identity, launched.token) == []
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
-    assert port_is_free("127.0.0.1", launched.port)
+    assert port_is_free(launched.port)
 
 
 def test_workers_of_a_dead_server_are_found_by_their_session(launch: Launch, fake_plan: Make, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_gpu_memory_above_the_level_before_the_launch_names_who_holds_it(monkeyp
     monkeypatch.setattr(stopping, "GPU_SECONDS", 0.2)
     monkeypatch.setattr(stopping, "host_facts", gpus(lambda: 4.0))
     with pytest.raises(ProcessesLeft) as left:
-        require_released(host="127.0.0.1", port=free_port("127.0.0.1"), gpu_memory_before=(GIB, GIB))
+        require_released(host="127.0.0.1", port=free_port(), gpu_memory_before=(GIB, GIB))
     assert "GPU 1: 4.00 GiB, 1.00 before, held by pid 4711 (python3, of alice, 3.00 GiB)" in str(left.value)
     assert "GPU 0" not in str(left.value)
 
@@ -136,5 +137,5 @@ def test_gpu_memory_above_the_level_before_the_launch_names_who_holds_it(monkeyp
 def test_gpu_memory_that_the_driver_gives_back_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = iter([4.0, 4.0, 1.1])
     monkeypatch.setattr(stopping, "host_facts", gpus(lambda: next(levels)))
-    require_released(host="127.0.0.1", port=free_port("127.0.0.1"), gpu_memory_before=(GIB, GIB))
+    require_released(host="127.0.0.1", port=free_port(), gpu_memory_before=(GIB, GIB))
     assert list(levels) == []

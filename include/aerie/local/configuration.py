@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from aerie.artefacts.files import write_text
 from aerie.errors import BadInput
-from aerie.local.postgres import Cluster, free_port, is_free
+from aerie.local.postgres import Cluster
+from aerie.ports import free_port, port_is_free
 from aerie.settings.machine import PROJECT_ROOT, aerie_home, settings_path
 
 DEFAULT_AIRFLOW_PORT = 8080
@@ -86,9 +87,9 @@ class StackConfiguration(BaseModel):
         taken = {
             name: free_port()
             for name in ("postgres_port", "scheduler_log_port", "triggerer_log_port")
-            if not is_free(getattr(self, name))
+            if not port_is_free(getattr(self, name))
         }
-        if not is_free(self.airflow_port) or os.environ.get("AERIE_PORT"):
+        if not port_is_free(self.airflow_port) or os.environ.get("AERIE_PORT"):
             taken["airflow_port"] = choose_airflow_port()
         return self.model_copy(update=taken)
 
@@ -204,9 +205,9 @@ def choose_airflow_port() -> int:
     """
     asked = os.environ.get("AERIE_PORT")
     if asked is None:
-        return next(port for port in range(DEFAULT_AIRFLOW_PORT, 65536) if is_free(port))
+        return next(port for port in range(DEFAULT_AIRFLOW_PORT, 65536) if port_is_free(port))
     if not asked.isdigit() or not 0 < int(asked) < 65536:
         raise BadInput(f"AERIE_PORT={asked} is not a port: expected a number from 1 to 65535")
-    if not is_free(int(asked)):
+    if not port_is_free(int(asked)):
         raise BadInput(f"port {asked} (AERIE_PORT) is in use: stop what listens there, or choose another")
     return int(asked)

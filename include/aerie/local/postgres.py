@@ -9,7 +9,6 @@ import importlib.util
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,25 +24,6 @@ SYSTEM_USERS = ("postgres", "nobody")
 START_SECONDS = 60
 STOP_SECONDS = 60
 ROLE = "aerie"
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def is_free(port: int) -> bool:
-    """Whether nothing listens on this port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def packaged_installation() -> Path | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import tenacity
 
+from aerie.ports import free_port
 from aerie.processes import ProcessIdentity, die_with_parent
 from aerie.serving import probe
 from aerie.serving.errors import LaunchFailed, NotReady, ServerDied
@@ -63,25 +64,6 @@ class Launched:
 def advertised(host: str) -> str:
     """The name under which others reach a server bound to ``host``."""
     return socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
-
-
-def free_port(host: str) -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as candidate:
-        candidate.bind((host, 0))
-        port: int = candidate.getsockname()[1]
-    return port
-
-
-def port_is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on the port."""
-    with socket.socket() as candidate:
-        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            candidate.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def start_server(plan: ServerPlan, *, python: Path, folder: Path) -> Launched:

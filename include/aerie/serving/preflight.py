@@ -9,10 +9,10 @@ from typing import Annotated
 from pydantic import Field, PositiveFloat
 
 from aerie.errors import BadInput
+from aerie.ports import port_is_free
 from aerie.serving.checkpoint_files import verify_checkpoint
 from aerie.serving.errors import MachineNotReady
 from aerie.serving.host import Gpu, GpuProcess, HostFacts, host_facts
-from aerie.serving.launch import port_is_free
 from aerie.serving.launch_plan import require_gpus_hold
 from aerie.serving.leftovers import end_leftovers, is_of
 from aerie.serving.memory import LOADING_GB_PER_RANK, require_hicache_fits
@@ -78,7 +78,7 @@ def _require_disk(folder: Path) -> None:
 
 
 def _require_port(plan: ServerPlan) -> None:
-    if plan.port is not None and not port_is_free(plan.host, plan.port):
+    if plan.port is not None and not port_is_free(plan.port, plan.host):
         raise MachineNotReady(
             f"{plan.host}:{plan.port} is taken: stop what listens there, or set serving.port to another port"
         )

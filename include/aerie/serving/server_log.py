@@ -15,9 +15,9 @@ LAST_WORDS_LINES = 2000
 PROGRESS_LINES = 200
 """More lines of progress than any start has: the lease stays small whatever a server logs."""
 
-OVER = re.compile(r"Received sigquit from a child process|SIGQUIT received\.")
+OVER = re.compile(r"Received sigquit from a child process|SIGQUIT received\.|error while attempting to bind on address")
 FAILED = re.compile(r"(?:Scheduler|TpModelWorker|DataParallelController|DetokenizerManager) hit an exception")
-"""What SGLang logs when a worker has failed and the server will not recover: parent and worker."""
+"""What SGLang logs when a worker has failed, or its port is taken, and the server will not recover."""
 
 LINE = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] (?P<text>.*)$")
 """A line of SGLang's log: time, rank where there are several, and text."""

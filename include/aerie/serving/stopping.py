@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import psutil
 
+from aerie.ports import port_is_free
 from aerie.processes import ProcessIdentity, session_of
 from aerie.serving.errors import ProcessesLeft
 from aerie.serving.host import Gpu, host_facts
-from aerie.serving.launch import LAUNCH_VARIABLE, port_is_free
+from aerie.serving.launch import LAUNCH_VARIABLE
 
 GRACE_SECONDS = 30.0
 """How long a server may take to end after SIGTERM."""
@@ -103,7 +104,7 @@ def require_released(*, host: str, port: int, gpu_memory_before: Sequence[int]) 
     Raises:
         ProcessesLeft: the port is taken, or the GPUs hold more than before; names the processes that hold it.
     """
-    if not _wait_until(lambda: port_is_free(host, port), PORT_SECONDS):
+    if not _wait_until(lambda: port_is_free(port, host), PORT_SECONDS):
         raise ProcessesLeft(
             f"{host}:{port} is still taken {PORT_SECONDS:g} s after the server's processes ended, by "
             f"{_listener(port)}: expected it free"
