@@ -25,7 +25,8 @@ from tests.generation.real import RealWorld
 
 from aerie.artefacts.prompts import iterate_prompts
 from aerie.artefacts.response_log import iterate_responses
-from aerie.local.postgres import Cluster, ensure_database, free_port
+from aerie.local.postgres import Cluster, ensure_database
+from aerie.ports import free_port
 from aerie.serving import client as serving
 
 DATABASE_AWAY_SECONDS = 20.0

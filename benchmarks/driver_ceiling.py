@@ -45,7 +45,8 @@ from tests.generation.fake_server import INFO
 from aerie.artefacts.prompts import Prompt
 from aerie.artefacts.verifier_tokens import VerifierTokens, write_verifier_tokens
 from aerie.generation import canary_show, stage
-from aerie.local.postgres import Cluster, ensure_database, free_port
+from aerie.local.postgres import Cluster, ensure_database
+from aerie.ports import free_port
 from aerie.settings.profile import load_profile
 from aerie.stages import Events
 

@@ -30,7 +30,8 @@ from tests.generation.real import RealWorld
 from aerie.artefacts.prompts import Prompt, read_prompts
 from aerie.generation.client import sampling_parameters
 from aerie.generation.stage import generate
-from aerie.local.postgres import Cluster, ensure_database, free_port
+from aerie.local.postgres import Cluster, ensure_database
+from aerie.ports import free_port
 from aerie.serving import client as serving
 from aerie.serving.lease import read_lease
 from aerie.settings.machine import PROJECT_ROOT, python_of

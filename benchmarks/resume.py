@@ -32,7 +32,8 @@ from aerie.errors import AerieError, Retryable
 from aerie.generation import stage
 from aerie.generation.client import GenerateClient
 from aerie.generation.server import Server
-from aerie.local.postgres import Cluster, free_port
+from aerie.local.postgres import Cluster
+from aerie.ports import free_port
 from aerie.settings.pipeline import PipelineSettings
 from aerie.settings.profile import load_profile
 from aerie.stages import Events, StageRequest
