@@ -28,12 +28,12 @@ import requests
 from tests.generation.real import RealWorld
 
 from aerie.artefacts.prompts import Prompt, read_prompts
-from aerie.generation.client import sampling_parameters
 from aerie.generation.stage import generate
 from aerie.local.postgres import Cluster, ensure_database
 from aerie.ports import free_port
 from aerie.serving import client as serving
 from aerie.serving.lease import read_lease
+from aerie.serving.sampling import sampling_parameters
 from aerie.settings.machine import PROJECT_ROOT, python_of
 from aerie.settings.pipeline import CanarySettings
 from aerie.settings.profile import Sampling
