@@ -80,25 +80,27 @@ def stop_trees(identities: Sequence[ProcessIdentity], *, grace_seconds: float) -
     Returns the pids that are still there afterwards (none, unless the kernel holds one).
     """
     roots = [process for identity in identities if (process := identity.find())]
-    family = {process.pid: process for root in roots for process in [root, *_descendants(root)]}
+    family = {process.pid: process for root in roots for process in [root, *descendants_of(root)]}
     for root in roots:
-        _signal(root, signal.SIGTERM)
+        send_signal_to(root, signal.SIGTERM)
     _wait(list(family.values()), grace_seconds)
     for root in roots:
-        family.update({process.pid: process for process in _descendants(root)})
+        family.update({process.pid: process for process in descendants_of(root)})
     for process in family.values():
-        _signal(process, signal.SIGKILL)
+        send_signal_to(process, signal.SIGKILL)
     return [process.pid for process in _wait(list(family.values()), 5)]
 
 
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
+def descendants_of(process: psutil.Process) -> list[psutil.Process]:
+    """Children of a process and theirs; none when it is gone."""
     try:
         return process.children(recursive=True)
     except psutil.NoSuchProcess:
         return []
 
 
-def _signal(process: psutil.Process, number: int) -> None:
+def send_signal_to(process: psutil.Process, number: int) -> None:
+    """Send a signal to a process that may be gone by now; never to this one."""
     try:
         if process.pid != os.getpid():
             process.send_signal(number)
@@ -108,10 +110,11 @@ def _signal(process: psutil.Process, number: int) -> None:
 
 def _wait(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
     _, alive = psutil.wait_procs(processes, timeout=seconds)
-    return [process for process in alive if _runs(process)]
+    return [process for process in alive if runs(process)]
 
 
-def _runs(process: psutil.Process) -> bool:
+def runs(process: psutil.Process) -> bool:
+    """Whether a process is there and is no zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -91,7 +91,7 @@ def test_a_process_that_cannot_be_ended_is_named(
 ) -> None:
     monkeypatch.setattr(stopping, "KILL_SECONDS", 0.5)
     monkeypatch.setattr(stopping, "_is_of", lambda process, token: True)
-    monkeypatch.setattr(stopping, "_signal", lambda process, number: None)  # as one in the kernel's hands
+    monkeypatch.setattr(stopping, "send_signal_to", lambda process, number: None)  # as one in the kernel's hands
     server = ProcessIdentity.of(innocent.pid)
     with pytest.raises(ProcessesLeft, match=rf"still there after SIGKILL: pid {innocent.pid} \(python.*, of \w+\)"):
         stop_server(server, "launch-1", grace_seconds=0)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import psutil
 
 from aerie.ports import port_is_free
-from aerie.processes import ProcessIdentity, session_of
+from aerie.processes import ProcessIdentity, descendants_of, runs, send_signal_to, session_of
 from aerie.serving.errors import ProcessesLeft
 from aerie.serving.host import Gpu, host_facts
 from aerie.serving.launch import LAUNCH_VARIABLE
@@ -44,8 +44,8 @@ def family_of(server: ProcessIdentity, launch_token: str | None = None) -> list[
     if leader is None:  # then the session's number may have been given out again
         family = {pid: process for pid, process in family.items() if _is_of(process, launch_token)}
     else:
-        family |= {process.pid: process for process in [leader, *_descendants(leader)]}
-    return [process for process in family.values() if not _is_zombie(process.pid)]
+        family |= {process.pid: process for process in [leader, *descendants_of(leader)]}
+    return _alive(family.values())
 
 
 def _is_of(process: psutil.Process, launch_token: str | None) -> bool:
@@ -69,14 +69,14 @@ def stop_server(server: ProcessIdentity, launch_token: str, *, grace_seconds: fl
     """
     family = {process.pid: process for process in family_of(server, launch_token)}
     if server.pid in family:
-        _signal(family[server.pid], signal.SIGTERM)
+        send_signal_to(family[server.pid], signal.SIGTERM)
         _wait_until(lambda: not _alive(family.values()), grace_seconds)
 
     def killed() -> bool:
         family.update({process.pid: process for process in family_of(server, launch_token)})
         left = _alive(family.values())
         for process in left:
-            _signal(process, signal.SIGKILL)
+            send_signal_to(process, signal.SIGKILL)
         return not left
 
     if not _wait_until(killed, KILL_SECONDS):
@@ -162,25 +162,4 @@ def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def _alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if process.is_running() and not _is_zombie(process.pid)]
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _signal(process: psutil.Process, number: int) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return
+    return [process for process in processes if runs(process)]

@@ -15,10 +15,9 @@ from typing import Any
 
 from aerie.errors import BadInput
 from aerie.serving.attention import LATENT_TYPES, head_width, key_value_heads
-from aerie.serving.checkpoint_files import verify_checkpoint
+from aerie.serving.checkpoint_files import INDEX_FILE, verify_checkpoint
 from aerie.serving.model_config import ModelConfig
 
-INDEX_FILE = "model.safetensors.index.json"
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 EXPERT_COUNT_FIELDS = ("n_routed_experts", "num_experts", "num_local_experts")
