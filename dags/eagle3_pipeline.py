@@ -2,12 +2,13 @@
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, Param, TaskGroup
+from airflow.sdk import DAG, Asset, Param, TaskGroup
 from airflow.task.trigger_rule import TriggerRule
 
 from aerie.pipeline import DEFAULT_EDITION, EDITION_PATTERN, STEPS
 from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import is_tokenised, load_settings
+from aerie_airflow.assets import CORPUS, DRAFTER, validated
 from aerie_airflow.operators import FAIL_FOR_GOOD, CloseRunOperator, OpenRunOperator, StageOperator
 
 SERVER_POOL = "aerie_server"
@@ -72,16 +73,15 @@ with DAG(
         stop = StageOperator(task_id=f"stop_server_{phase}", stage="serve_stop", phase=phase)
         return start, stop.as_teardown(setups=start)
 
-    def step(stage: str) -> StageOperator:
+    def step(stage: str, *outlets: Asset) -> StageOperator:
         """A step on the whole edition; data sets that were skipped do not hold it up."""
-        return StageOperator(task_id=stage, stage=stage, trigger_rule=TriggerRule.NONE_FAILED)
+        return StageOperator(task_id=stage, stage=stage, trigger_rule=TriggerRule.NONE_FAILED, outlets=outlets)
 
     start_generate, stop_generate = server("generate")
     start_capture, stop_capture = server("capture")
     start_benchmark, stop_benchmark = server("benchmark")
-    merge, vocabulary, forecast, train, export, publish = map(
-        step, ("merge", "vocabulary", "forecast", "train", "export", "publish")
-    )
+    merge, publish = step("merge", CORPUS), step("publish", DRAFTER)
+    vocabulary, forecast, train, export = map(step, ("vocabulary", "forecast", "train", "export"))
     capture, benchmark = (
         StageOperator(task_id=stage, stage=stage, pool=SERVER_POOL) for stage in ("capture", "benchmark")
     )
@@ -89,7 +89,7 @@ with DAG(
 
     for key in DATASETS:
         with TaskGroup(group_id=key):
-            validate = StageOperator(task_id="validate", stage="validate", dataset=key)
+            validate = StageOperator(task_id="validate", stage="validate", dataset=key, outlets=[validated(key)])
             if is_tokenised(key):
                 plan >> StageOperator(task_id="import", stage="import", dataset=key) >> validate
             else:

@@ -74,13 +74,18 @@ def _record_drafter(connection: Connection, request: StageRequest, result: Stage
     counts = dict(result.manifest.counts)
     record_drafter(
         connection,
-        drafter_id=f"{request.edition}-{drafter_fingerprint(result)[:12]}",
+        drafter_id=drafter_id_of(request.edition, drafter_fingerprint(result)),
         edition=request.edition,
         uri=request.files.drafter.as_uri(),
         state={"export": "exported", "benchmark": "accepted", "publish": "published"}[result.stage],
         training=counts if result.stage == "export" else None,
         benchmark=counts if result.stage == "benchmark" else None,
     )
+
+
+def drafter_id_of(edition: str, fingerprint: str) -> str:
+    """Name of a drafter in the registry, from the fingerprint of its export."""
+    return f"{edition}-{fingerprint[:12]}"
 
 
 def drafter_fingerprint(result: StageResult) -> str:

@@ -16,6 +16,7 @@ from aerie.errors import BadInput, Failed
 from aerie.pipeline import RunParameters, place_of, stage_request
 from aerie.settings.machine import database_url, run_folder, settings_path
 from aerie.settings.pipeline import load_settings
+from aerie_airflow.assets import announce
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -59,6 +60,7 @@ class StageOperator(BaseOperator):
             AirflowSkipException: the run's parameters leave this task out.
             BadInput, Failed, Retryable: what the stage raised.
         """
+        from aerie.asset_facts import asset_facts
         from aerie.recording import record_result
         from aerie.stage_process import StageProcess
         from aerie.store.connection import connected
@@ -69,6 +71,7 @@ class StageOperator(BaseOperator):
             raise AirflowSkipException(f"not part of this run: {parameters.describe()}")
         if place == "before":
             self.log.info("left as it is: this run begins at %s", parameters.first)
+            self.outlets = []  # nobody looked whether there is an answer: no asset event
             return {"reused": True, "counts": {}, "data": {}}
         instance = context["ti"]
         request = stage_request(
@@ -85,6 +88,8 @@ class StageOperator(BaseOperator):
             )
             result = self._process.run()
             record_result(connection, request, result)
+        if self.outlets:
+            announce(context, self.outlets, asset_facts(request, result))
         counts = dict(result.manifest.counts) if result.manifest else {}
         self.log.info("%s: %s", "nothing to do, answered earlier" if result.reused else "done", counts or result.data)
         return {"reused": result.reused, "counts": counts, "data": dict(result.data)}
