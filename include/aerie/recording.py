@@ -10,6 +10,7 @@ from aerie.artefacts.samples import iterate_verdicts
 from aerie.stages import StageRequest, StageResult
 from aerie.store.connection import Connection
 from aerie.store.queries.alerts import record_alert
+from aerie.store.queries.benchmarks import record_benchmark
 from aerie.store.queries.drafters import record_drafter
 from aerie.store.queries.leases import mark_lease_ended, record_lease
 from aerie.store.queries.ledger import load_verdicts
@@ -83,6 +84,23 @@ def _record_drafter(connection: Connection, request: StageRequest, result: Stage
     )
 
 
+def _record_benchmark(connection: Connection, request: StageRequest, result: StageResult) -> None:
+    _record_drafter(connection, request, result)
+    if result.manifest is None:
+        return
+    counts = result.manifest.counts
+    record_benchmark(
+        connection,
+        measured_at=result.manifest.finished_at,
+        run_id=request.run_id,
+        edition=request.edition,
+        drafter_id=drafter_id_of(request.edition, drafter_fingerprint(result)),
+        fingerprint=result.manifest.fingerprint,
+        concurrency=counts["settings"]["concurrency"],
+        document=counts,
+    )
+
+
 def drafter_id_of(edition: str, fingerprint: str) -> str:
     """Name of a drafter in the registry, from the fingerprint of its export."""
     return f"{edition}-{fingerprint[:12]}"
@@ -104,6 +122,6 @@ RECORDERS: Mapping[str, Callable[[Connection, StageRequest, StageResult], None]]
     "serve_stop": _record_lease_end,
     "validate": _record_verdicts,
     "export": _record_drafter,
-    "benchmark": _record_drafter,
+    "benchmark": _record_benchmark,
     "publish": _record_drafter,
 }

@@ -1,0 +1,95 @@
+"""The history of benchmarks and decisions in a real PostgreSQL."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from alembic import command
+
+from aerie.artefacts.manifest import write_manifest
+from aerie.pipeline import RunParameters, stage_request
+from aerie.recording import record_result
+from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.pipeline import load_settings
+from aerie.stages import StageResult
+from aerie.store import migrate
+from aerie.store.connection import connected
+from aerie.store.queries.benchmarks import list_benchmarks, record_benchmark
+from aerie.store.queries.decisions import list_decisions, record_decision
+from aerie.store.queries.drafters import list_drafters
+from aerie.store.queries.manifests import record_manifest
+
+NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
+DRAFTER = "main-abcdef012345"
+
+
+@pytest.fixture
+def connection(database_url):
+    with connected(database_url) as opened:
+        yield opened
+
+
+def measured(path, *, length, fingerprint="measured"):
+    counts = {
+        "drafter_fingerprint": "abcdef0123456789", "acceptance_length": length, "settings": {"concurrency": 8},
+    }  # fmt: skip
+    return write_manifest(
+        path, stage="benchmark", edition="main", dataset=None, fingerprint=fingerprint, inputs=[], outputs=[],
+        counts=counts,
+    )  # fmt: skip
+
+
+def test_a_drafters_earlier_benchmarks_stay_when_it_is_measured_again(connection, tmp_path):
+    settings = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
+    request = stage_request(settings, RunParameters(), run_id="run 1")
+    for length in (2.5, 2.7):
+        manifest = measured(tmp_path / "m.json", length=length)
+        result = StageResult(
+            stage="benchmark", reused=False, manifest=manifest, data={"drafter_fingerprint": "abcdef0123456789"}
+        )
+        for _ in range(2):  # a task that finds it answered hands it on again
+            record_result(connection, request, result)
+    rows = list_benchmarks(connection, drafter_id=DRAFTER)
+    assert [row["document"]["acceptance_length"] for row in rows] == [2.7, 2.5]
+    assert rows[0]["concurrency"] == 8
+    (drafter,) = list_drafters(connection)
+    assert drafter["benchmark"]["acceptance_length"] == 2.7
+
+
+def test_a_measurement_of_a_drafter_that_is_not_registered_is_kept_too(connection):
+    record_benchmark(
+        connection, measured_at=NOON, run_id="run 1", edition="main", drafter_id=None, fingerprint="f", concurrency=1,
+        document={"acceptance_length": 2.0},
+    )  # fmt: skip
+    assert len(list_benchmarks(connection)) == 1
+    assert list_benchmarks(connection, drafter_id=DRAFTER) == []
+
+
+def test_benchmarks_of_before_are_taken_over_from_the_manifests(empty_database_url, monkeypatch, tmp_path):
+    upgrade = command.upgrade
+    monkeypatch.setattr(command, "upgrade", lambda config, revision: upgrade(config, "0002"))
+    migrate.migrate(empty_database_url)
+    with connected(empty_database_url) as connection:
+        record_manifest(connection, measured(tmp_path / "m.json", length=2.5), "run 1")
+    monkeypatch.undo()
+    migrate.migrate(empty_database_url)
+    with connected(empty_database_url) as connection:
+        (row,) = list_benchmarks(connection, drafter_id=DRAFTER)
+    assert (row["run_id"], row["concurrency"], row["document"]["acceptance_length"]) == ("run 1", 8, 2.5)
+
+
+def test_the_latest_decision_of_each_task_holds(connection):
+    def decide(task_id, approved, minutes):
+        for _ in range(2):  # a task that is tried again hands it on again
+            record_decision(
+                connection, run_id="run 1", edition="main", task_id=task_id, subject="Publish?", body="| table |",
+                approved=approved, decided_by="ada", decided_at=NOON + timedelta(minutes=minutes),
+            )  # fmt: skip
+
+    decide("approve_publish", approved=False, minutes=0)
+    decide("approve_capture", approved=True, minutes=1)
+    decide("approve_publish", approved=True, minutes=2)
+    assert [(row["task_id"], row["approved"]) for row in list_decisions(connection, run_id="run 1")] == [
+        ("approve_capture", True),
+        ("approve_publish", True),
+    ]
+    assert list_decisions(connection, run_id="run 2") == []
