@@ -10,6 +10,7 @@ from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import is_tokenised, load_settings
 from aerie_airflow.assets import CORPUS, DRAFTER, validated
 from aerie_airflow.operators import FAIL_FOR_GOOD, CloseRunOperator, OpenRunOperator, StageOperator
+from aerie_airflow.timetable import OnDemandTimetable
 
 SERVER_POOL = "aerie_server"
 # The data sets are those of the configuration; one that is wrong is an import error that says so.
@@ -48,13 +49,19 @@ params = {
     "from": Param("prepare", type="string", enum=list(STEPS), title="From", description="First step to run."),
     "to": Param("publish", type="string", enum=list(STEPS), title="To", description="Last step to run."),
     "force": Param(False, type="boolean", title="Force", description="Run steps again that already have an answer."),
+    "approvals": Param(
+        False,
+        type="boolean",
+        title="Approvals",
+        description="Ask a person before what is costly, and before a drafter is published.",
+    ),
 }
 
 with DAG(
     dag_id="eagle3_pipeline",
     description="From prompts to a measured EAGLE-3 drafter",
     doc_md=__doc__,
-    schedule=None,
+    schedule=OnDemandTimetable(),
     catchup=False,
     max_active_runs=1,
     params=params,

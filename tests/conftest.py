@@ -18,6 +18,8 @@ TEMPLATE = "aerie_template"
 
 # Whatever a stack on this machine was last started with.
 os.environ.setdefault("AERIE_CONFIG", str(Path(__file__).parents[1] / "demo" / "config.yaml"))
+# Airflow serialises the DAGs only with the timetable that Aerie's plugin registers.
+os.environ.setdefault("AIRFLOW__CORE__PLUGINS_FOLDER", str(Path(__file__).parents[1] / "plugins"))
 
 
 @pytest.fixture(scope="session")

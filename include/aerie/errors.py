@@ -39,3 +39,9 @@ class Retryable(AerieError):
     """The work may succeed when it is tried again (a server died, a connection broke)."""
 
     exit_code = 75
+
+
+class Busy(Retryable):
+    """Another run works on this data set now; the message says which, and since when. Waiting is what helps."""
+
+    exit_code = 76

@@ -1,10 +1,12 @@
 """The pipeline's order, and what a run's parameters ask of it."""
 
 import re
-from typing import Annotated, Literal, Self, get_args
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from aerie.errors import BadInput, one_line
 from aerie.settings.machine import data_root, server_folder
 from aerie.settings.pipeline import DATASET_KEYS, PipelineSettings, is_tokenised
 from aerie.settings.profile import Frozen
@@ -20,6 +22,9 @@ STEPS: tuple[str, ...] = get_args(Step)
 Place = Literal["before", "inside", "outside"]
 
 PILOT_END: Step = "benchmark"
+BACKFILL_END: Step = "validate"
+"""Last step of a backfill that does not say otherwise: it mends one data set's data, not the drafter."""
+
 DEFAULT_EDITION = "main"
 EDITION_PATTERN = r"^[a-z0-9_-]+$"
 
@@ -30,6 +35,8 @@ class RunParameters(Frozen):
     A ``pilot`` takes a small share of the budgets through every step up to the acceptance gate (``PilotSettings``);
     the same edition without it goes on from there. Data sets that are already tokenised wait for that: they cost no
     generation, and would make capture and training as long as in the whole run.
+
+    With ``approvals`` the run asks a person before what is costly and before it publishes.
     """
 
     datasets: tuple[str, ...] = DATASET_KEYS
@@ -39,6 +46,7 @@ class RunParameters(Frozen):
     last: Step = Field(default="publish", alias="to")
     force: bool = False
     pilot: bool = False
+    approvals: bool = False
 
     @property
     def selected(self) -> tuple[str, ...]:
@@ -58,6 +66,12 @@ class RunParameters(Frozen):
         return edition
 
     @model_validator(mode="after")
+    def _begins_before_it_ends(self) -> Self:
+        if STEPS.index(self.first) > STEPS.index(self.last_step):
+            raise ValueError(f"from {self.first} to {self.last_step}: expected a first step that is not after the last")
+        return self
+
+    @model_validator(mode="after")
     def _pilot_generates(self) -> Self:
         if not self.selected:
             raise ValueError(f"a pilot of {', '.join(self.datasets)}: expected a data set that is generated")
@@ -68,6 +82,21 @@ class RunParameters(Frozen):
         budget = "the configured budgets" if self.budget_tokens is None else f"{self.budget_tokens:,} tokens a data set"
         pilot = "pilot of " if self.pilot else ""
         return f"{pilot}data sets {', '.join(self.selected)}; {budget}; from {self.first} to {self.last_step}"
+
+
+def run_parameters(form: Mapping[str, Any], *, backfill: bool, given: Collection[str]) -> RunParameters:
+    """The parameters of a run from its form; ``given`` are those that its caller set.
+
+    Raises:
+        BadInput: a parameter has a value that the pipeline does not know.
+    """
+    asked = dict(form)
+    if backfill and "to" not in given:
+        asked["to"] = BACKFILL_END
+    try:
+        return RunParameters.model_validate(asked)
+    except ValidationError as error:
+        raise BadInput(f"parameters of the run: {one_line(error)}") from error
 
 
 def step_of(stage: str, phase: str | None) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.artefacts.files import write_text
-from aerie.errors import AerieError, BadInput, Failed, Retryable
+from aerie.errors import AerieError, BadInput, Busy, Failed, Retryable
 from aerie.processes import die_with_parent
 from aerie.settings.machine import python_of, variables_of
 from aerie.stages import STAGES, StageRequest, StageResult
@@ -24,6 +24,7 @@ from aerie.stages import STAGES, StageRequest, StageResult
 POLL_SECONDS = 0.5
 STOP_GRACE_SECONDS = 20
 Event = Mapping[str, Any]
+ERRORS: Mapping[int, type[AerieError]] = {kind.exit_code: kind for kind in (Failed, BadInput, Retryable, Busy)}
 
 
 @dataclass
@@ -108,8 +109,7 @@ class StageProcess:
         if status < 0:
             return Retryable(f"stage {self.stage} was ended by {signal.Signals(-status).name}; its output is in {log}")
         text = message or f"stage {self.stage} ended with status {status}: {_last_line(log)} (its output is in {log})"
-        kind = {BadInput.exit_code: BadInput, Retryable.exit_code: Retryable}.get(status, Failed)
-        return kind(text)
+        return ERRORS.get(status, Failed)(text)
 
 
 def _parsed(lines: list[str]) -> Iterator[Event]:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
 from airflow.sdk.exceptions import AirflowSkipException
+from airflow.utils.types import DagRunType
 
-from aerie.errors import BadInput, Failed
-from aerie.pipeline import RunParameters, place_of, stage_request
+from aerie.errors import Failed
+from aerie.pipeline import RunParameters, place_of, run_parameters, stage_request
 from aerie.settings.machine import database_url, run_folder, settings_path
 from aerie.settings.pipeline import load_settings
 from aerie_airflow.assets import announce
@@ -183,12 +184,12 @@ class CloseRunOperator(BaseOperator):
 
 
 def parameters_of(context: Context) -> RunParameters:
-    """The run's parameters, from the DAG run's form.
+    """The run's parameters, from the DAG run's form. A backfill ends with ``validate`` where it does not say ``to``.
 
     Raises:
         BadInput: a parameter has a value that the pipeline does not know.
     """
-    try:
-        return RunParameters.model_validate(dict(context["params"]))
-    except ValueError as error:
-        raise BadInput(f"parameters of the run: {error}") from error
+    run = context["dag_run"]
+    return run_parameters(
+        context["params"], backfill=run.run_type == DagRunType.BACKFILL_JOB.value, given=(run.conf or {}).keys()
+    )

@@ -1,9 +1,12 @@
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from airflow.serialization.serialized_objects import DagSerialization
 
 from aerie.errors import BadInput
 from aerie.pipeline import RunParameters, place_of
@@ -135,10 +138,41 @@ def test_a_pilot_ends_at_the_acceptance_gate_and_leaves_out_what_would_make_it_l
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"edition": "Main"}, {"edition": "../main"}, {"to": "deploy"}, {"budget_tokens": -1}]
+    "wrong",
+    [
+        {"edition": "Main"},
+        {"edition": "../main"},
+        {"to": "deploy"},
+        {"budget_tokens": -1},
+        {"from": "publish", "to": "merge"},
+    ],
 )
 def test_a_wrong_parameter_is_refused_by_name(wrong):
+    with pytest.raises(BadInput, match=next(iter(wrong))):
+        asked(wrong, run_type="manual")
+
+
+def asked(conf: dict[str, object], *, run_type: str) -> RunParameters:
+    """What the operators read from a run with this conf, on a form whose other fields are left as they are."""
     from aerie_airflow.operators import parameters_of
 
-    with pytest.raises(BadInput, match=next(iter(wrong))):
-        parameters_of({"params": wrong})
+    form = RunParameters().model_dump(by_alias=True)
+    return parameters_of({"params": {**form, **conf}, "dag_run": SimpleNamespace(run_type=run_type, conf=conf)})
+
+
+def test_a_backfill_ends_with_validate_unless_it_says_otherwise():
+    one = {"datasets": ["B3_magicoder"]}
+    assert asked(one, run_type="backfill").last_step == "validate"
+    assert asked({**one, "to": "merge"}, run_type="backfill").last_step == "merge"
+    assert asked(one, run_type="manual").last_step == "publish"
+
+
+def test_the_clock_never_starts_a_run_and_a_backfill_of_one_day_has_one_run(dag):
+    serialised = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+
+    assert serialised.next_dagrun_info(last_automated_run_info=None) is None
+    day = datetime(2026, 1, 5, tzinfo=UTC)
+    assert [info.logical_date for info in serialised.iter_dagrun_infos_between(day, day)] == [day]
+    assert len(list(serialised.iter_dagrun_infos_between(day, day + timedelta(days=2)))) == 3
+    assert serialised.timetable.periodic
+    assert serialised.timetable.summary == "On demand"

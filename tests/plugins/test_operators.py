@@ -13,8 +13,12 @@ from aerie_airflow.operators import FAIL_FOR_GOOD, StageOperator
 SETTINGS = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
 
 
+MANUAL_RUN = SimpleNamespace(run_type="manual", conf=None)
+
+
 def context(**params):
-    return {"params": params, "ti": SimpleNamespace(run_id="test", task_id="task", dag_id="dag", try_number=1)}
+    instance = SimpleNamespace(run_id="test", task_id="task", dag_id="dag", try_number=1)
+    return {"params": params, "dag_run": MANUAL_RUN, "ti": instance}
 
 
 def test_a_task_of_a_data_set_that_was_not_selected_is_skipped():

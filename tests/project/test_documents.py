@@ -69,4 +69,6 @@ def test_each_stage_is_said_to_run_where_it_runs() -> None:
 
 def test_each_error_is_said_to_have_the_exit_code_that_it_has() -> None:
     said = {name.strip("`"): int(code) for name, code, _ in rows_under("class")}
-    assert said == {kind.__name__: kind.exit_code for kind in (errors.Failed, errors.BadInput, errors.Retryable)}
+    assert said == {
+        kind.__name__: kind.exit_code for kind in (errors.Failed, errors.BadInput, errors.Retryable, errors.Busy)
+    }
