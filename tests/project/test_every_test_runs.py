@@ -1,10 +1,13 @@
 from pathlib import Path
 
-from aerie.local.testing import FOLDERS
+import pytest
+
+from aerie.local.testing import lanes_of
 
 TESTS = Path(__file__).parents[1]
 
 
-def test_no_folder_of_tests_is_left_out_or_run_twice() -> None:
-    run = [name for names in FOLDERS.values() for name in names]
+@pytest.mark.parametrize("everything", [True, False])
+def test_no_folder_of_tests_is_left_out_or_run_twice(everything: bool) -> None:
+    run = [name for lane in lanes_of(everything=everything) for part in lane for name in part.folders]
     assert sorted(run) == sorted(path.name for path in TESTS.iterdir() if list(path.glob("test_*.py")))
