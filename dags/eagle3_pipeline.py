@@ -8,6 +8,7 @@ from airflow.task.trigger_rule import TriggerRule
 from aerie.pipeline import DEFAULT_EDITION, EDITION_PATTERN, STEPS
 from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import is_tokenised, load_settings
+from aerie_airflow.approvals import GateOperator
 from aerie_airflow.assets import CORPUS, DRAFTER, validated
 from aerie_airflow.operators import FAIL_FOR_GOOD, CloseRunOperator, OpenRunOperator, StageOperator
 from aerie_airflow.timetable import OnDemandTimetable
@@ -84,6 +85,10 @@ with DAG(
         """A step on the whole edition; data sets that were skipped do not hold it up."""
         return StageOperator(task_id=stage, stage=stage, trigger_rule=TriggerRule.NONE_FAILED, outlets=outlets)
 
+    approve_capture, approve_publish = (
+        GateOperator(task_id=f"approve_{step}", gate=step, trigger_rule=TriggerRule.NONE_FAILED)
+        for step in ("capture", "publish")
+    )
     start_generate, stop_generate = server("generate")
     start_capture, stop_capture = server("capture")
     start_benchmark, stop_benchmark = server("benchmark")
@@ -107,7 +112,8 @@ with DAG(
         validate >> merge
 
     open_run >> plan >> start_generate
-    merge >> vocabulary >> forecast >> start_capture >> capture >> train >> export >> benchmark >> publish >> close_run
+    merge >> vocabulary >> forecast >> approve_capture >> start_capture >> capture >> train >> export >> benchmark
+    benchmark >> approve_publish >> publish >> close_run
     train >> start_benchmark >> benchmark
     stop_generate >> start_capture
     capture >> stop_capture >> start_benchmark

@@ -10,19 +10,26 @@ from aerie.artefacts.manifest import Manifest
 from aerie.settings.pipeline import DatasetSettings, keys_in_order
 from aerie.stages import StageRequest
 from aerie.store.connection import Connection
+from aerie.store.queries.decisions import list_decisions
 from aerie.store.queries.ledger import LedgerCounts, count_editions
 from aerie.store.queries.manifests import latest_manifests
+from aerie.store.queries.rows import Row
 from aerie.store.queries.runs import read_edition
 
 Manifests = Mapping[tuple[str, str | None], Manifest]
 
 
+def read_manifests(connection: Connection, *, edition: str) -> Manifests:
+    """The newest manifest of each stage and data set of an edition."""
+    return {
+        (row["stage"], row["dataset"]): Manifest.model_validate(row["document"])
+        for row in latest_manifests(connection, edition=edition)
+    }
+
+
 def build_summary(connection: Connection, request: StageRequest) -> dict[str, Any]:
     """Summary of the run's edition and data sets; a part that the edition does not have yet is None."""
-    manifests: Manifests = {
-        (row["stage"], row["dataset"]): Manifest.model_validate(row["document"])
-        for row in latest_manifests(connection, edition=request.edition)
-    }
+    manifests = read_manifests(connection, edition=request.edition)
     ledger = count_editions(connection, edition=request.edition)
     datasets = {}
     for key in request.selected:
@@ -37,7 +44,25 @@ def build_summary(connection: Connection, request: StageRequest) -> dict[str, An
         "hidden_states": _counts(manifests, "capture", "files", "bytes"),
         "training": _counts(manifests, "train", "steps", "first_loss", "last_loss"),
         "benchmark": _benchmark(manifests),
+        "decisions": [_decision(row) for row in list_decisions(connection, run_id=request.run_id)],
     }
+
+
+def _decision(row: Row) -> dict[str, Any]:
+    return {
+        "task_id": row["task_id"],
+        "subject": row["subject"],
+        "approved": row["approved"],
+        "by": row["decided_by"],
+        "at": row["decided_at"].isoformat(timespec="seconds"),
+    }
+
+
+def rejections(summary: Mapping[str, Any]) -> list[str]:
+    """What people rejected in a run, a line each: who, what and when."""
+    return [
+        f"{one['by']} rejected {one['subject']!r} at {one['at']}" for one in summary["decisions"] if not one["approved"]
+    ]
 
 
 def _stopped_by(connection: Connection, request: StageRequest, key: str) -> str | None:
@@ -140,3 +165,5 @@ def tables(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
             f"{_number(benchmark['tokens_per_second'])} tokens/s with the drafter, "
             f"{_number(benchmark['tokens_per_second_without'])} without"
         )
+    for rejection in rejections(summary):
+        yield f"Ended by a decision: {rejection}"

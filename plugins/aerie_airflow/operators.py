@@ -161,7 +161,7 @@ class CloseRunOperator(BaseOperator):
         from aerie.store.connection import connected
         from aerie.store.queries.alerts import record_alert
         from aerie.store.queries.runs import finish_run
-        from aerie.summary import build_summary
+        from aerie.summary import build_summary, rejections
 
         instance = context["ti"]
         run_id = str(instance.run_id)
@@ -173,6 +173,10 @@ class CloseRunOperator(BaseOperator):
         with connected(database_url(), application="aerie close_run") as connection:
             summary = build_summary(connection, stage_request(settings, parameters, run_id=run_id))
             finish_run(connection, run_id=run_id, state=state, summary=summary)
+            for rejection in rejections(summary):
+                message = f"run {run_id} ended by a decision: {rejection}; what came after was skipped"
+                self.log.warning(message)
+                record_alert(connection, reason="rejected", message=message, run_id=run_id, edition=parameters.edition)
             if bad:
                 message = f"run {run_id}: {', '.join(bad)} did not succeed"
                 record_alert(

@@ -42,7 +42,8 @@ def test_the_server_is_stopped_after_each_phase_and_before_the_next_one_starts(d
 
 
 def test_nothing_after_the_gate_runs_when_the_benchmark_fails(dag):
-    assert "benchmark" in dag.get_task("publish").upstream_task_ids
+    assert dag.get_task("publish").upstream_task_ids == {"approve_publish"}
+    assert dag.get_task("approve_publish").upstream_task_ids == {"benchmark"}
 
 
 def test_a_run_that_is_marked_failed_ends_failed(dag):

@@ -40,7 +40,8 @@ def merge(monkeypatch, tmp_path, database_url):
         monkeypatch.setattr(StageProcess, "run", lambda self: result)
         operator = StageOperator(task_id="merge", stage="merge", outlets=[CORPUS])
         instance = SimpleNamespace(run_id="run 1", task_id="merge", dag_id="dag", try_number=1)
-        operator.execute({"params": params, "ti": instance, "outlet_events": events})
+        run = SimpleNamespace(run_type="manual", conf={})
+        operator.execute({"params": params, "ti": instance, "dag_run": run, "outlet_events": events})
         return events[CORPUS].extra if operator.outlets else None
 
     return execute

@@ -37,7 +37,8 @@ def test_every_figure_of_a_data_set_is_the_ledgers(make_request, database_url):
 def test_a_part_that_never_ran_is_absent_and_not_zero(make_request, database_url):
     with connected(database_url) as connection:
         summary = build_summary(connection, make_request())
-    assert summary == {"datasets": {}, "corpus": None, "hidden_states": None, "training": None, "benchmark": None}
+    absent = {"corpus": None, "hidden_states": None, "training": None, "benchmark": None}
+    assert summary == {"datasets": {}, "decisions": [], **absent}
 
 
 def test_data_sets_are_listed_in_the_pipelines_order():

@@ -131,7 +131,7 @@ def _report_changes(tasks: list[Any], seen: dict[str, str], report: Report) -> N
     done = Counter(task["state"] or "waiting" for task in tasks)
     for task in tasks:
         state = task["state"]
-        if state in ("running", "failed", "up_for_retry", "success") and seen.get(task["task_id"]) != state:
+        if state in ("running", "awaiting_input", "failed", "up_for_retry", "success") and seen.get(task["task_id"]) != state:
             seen[task["task_id"]] = state
             duration = f" in {task['duration']:.0f} s" if task["duration"] and state != "running" else ""
             report(f"[{done['success']:2}/{len(tasks)}] {task['task_id']}: {state}{duration}")

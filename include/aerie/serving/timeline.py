@@ -122,7 +122,8 @@ def plan_timeline(
     generated = [row for row in rows if not row.imported]
     uncapped = _total(row.uncapped for row in generated)
     capped = _total_range(row.capped for row in generated)
-    phases = tuple(_phases(rates, rows, epochs=settings.training.epochs))
+    tokens = _total(row.corpus_tokens for row in rows if not row.imported or row.corpus_tokens is not None)
+    phases = tuple(later_phases(rates, tokens, epochs=settings.training.epochs))
     hours = [capped, *(phase.hours for phase in phases)]
     unknown = tuple(_unknown(generated, rate, phases))
     return Timeline(
@@ -199,8 +200,8 @@ def _with_capped(row: DatasetHours, tokens_sum: str, rate: Range | None, respons
     return row
 
 
-def _phases(rates: ExpectedRates, rows: tuple[DatasetHours, ...], *, epochs: int) -> Iterator[PhaseHours]:
-    tokens = _total(row.corpus_tokens for row in rows if not row.imported or row.corpus_tokens is not None)
+def later_phases(rates: ExpectedRates, tokens: float | None, *, epochs: int) -> Iterator[PhaseHours]:
+    """The phases after generation of a corpus of so many tokens, prompts included."""
     for phase, rate, times in (
         ("merge", rates.merge_tokens_per_second, 1),
         ("capture", rates.capture_tokens_per_second, 1),

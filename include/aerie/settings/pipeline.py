@@ -497,6 +497,24 @@ class PilotSettings(Frozen):
     minimum_acceptance_length: Annotated[float, Field(gt=1.01)] = 1.2
 
 
+class ApprovalSettings(Frozen):
+    """What a person is told where a run asks for approval, and how long it waits for the answer.
+
+    ``cost_per_hour`` is of all hosts together, in ``currency``; None: not known, and not guessed. ``timeout_hours``
+    None waits for as long as it takes.
+    """
+
+    cost_per_hour: PositiveFloat | None = None
+    currency: str | None = None
+    timeout_hours: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _money_has_a_currency(self) -> Self:
+        if (self.cost_per_hour is None) != (self.currency is None):
+            raise ValueError("cost_per_hour and currency: expected both or neither")
+        return self
+
+
 class PipelineSettings(Frozen):
     """The whole configuration. ``decontaminate`` are files of prompts, such as benchmarks', that no data may hold."""
 
@@ -517,6 +535,7 @@ class PipelineSettings(Frozen):
     publish: PublishSettings
     pilot: PilotSettings = PilotSettings()
     expected_rates: ExpectedRates = ExpectedRates()
+    approvals: ApprovalSettings = ApprovalSettings()
 
     @field_validator("datasets", mode="before")
     @classmethod

@@ -1,0 +1,113 @@
+"""What a person is asked, from the manifests of a small edition."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from aerie.approvals import question
+from aerie.artefacts.manifest import Manifest
+from aerie.errors import BadInput
+from aerie.pipeline import RunParameters
+from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.pipeline import ApprovalSettings, ExpectedRates, load_settings
+
+SETTINGS = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
+RATES = ExpectedRates(capture_tokens_per_second=1000, training_tokens_per_second=2000, benchmark_hours=0.5)
+PRICE = ApprovalSettings(cost_per_hour=20, currency="EUR")
+
+
+def manifest(stage, counts):
+    return Manifest(
+        schema=1, stage=stage, edition="main", dataset=None, fingerprint="f", inputs=(), outputs=(), counts=counts,
+        finished_at=datetime(2026, 12, 1, 12, tzinfo=UTC),
+    )  # fmt: skip
+
+
+FORECAST = manifest(
+    "forecast",
+    {
+        "tokens": 7_200_000, "bytes_per_token": 768, "bytes": 5_529_600_000, "present_bytes": 529_600_000,
+        "free_bytes": 77_000_000_000, "spared_bytes": 27_000_000_000, "folder": "/data/editions/main/hidden_states",
+    },
+)  # fmt: skip
+MERGE = manifest("merge", {"rows": 51_100, "datasets": {"B1_glaive": {}, "A1": {}}})
+FIGURES = {
+    "prompts": 8, "acceptance_length": 2.687, "acceptance_length_untrained": 1.02, "acceptance_rate": 0.561,
+    "tokens_per_second": 1395.3, "tokens_per_second_without": 327.4, "speed_up": 1.207, "lossless": True,
+}  # fmt: skip
+BENCHMARK = manifest(
+    "benchmark",
+    {
+        **FIGURES,
+        "drafter_fingerprint": "abcdef0123456789",
+        "definition": "acceptance length = completion tokens / verify steps",
+        "settings": SETTINGS.benchmark.model_dump(),
+        "per_dataset": {"B2_opencodeinstruct": {**FIGURES, "lossless": False}, "B1_glaive": FIGURES},
+    },
+)
+EDITION = {(one.stage, None): one for one in (FORECAST, MERGE, BENCHMARK)}
+
+
+def rows(body):
+    """Rows of a Markdown table by their first cell."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines() if line[:1] == "|"]
+    return {row[0]: row[1:] for row in cells}
+
+
+def test_capture_is_decided_by_disk_hours_and_cost_with_their_sums():
+    settings = SETTINGS.model_copy(update={"expected_rates": RATES, "approvals": PRICE})
+    asked = question("capture", settings, RunParameters(), EDITION)
+    told = rows(asked.body)
+    assert asked.subject == "Go on with capture to benchmark of edition main?"
+    assert told["Hidden states"] == ["5.53 GB (7,200,000 tokens x 768 bytes)"]
+    assert told["Still to be written"] == ["5.00 GB"]
+    assert told["Disk"] == ["77.00 GB free, 27.00 GB of them stay free"]
+    assert told["Hours of capture"] == ["2.0 h (7,200,000 tokens / 1,000 tokens/s)"]
+    assert told["Hours of training"][0].startswith("3.0 h (7,200,000 tokens x 3 epochs")
+    assert told["Hours in all"] == ["5.5 h"]
+    assert told["Cost"] == ["110.0 EUR (5.5 h x 20.00 EUR)"]
+    assert told["Latest benchmark of the edition"] == ["acceptance length 2.69, 2026-12-01 12:00 UTC"]
+
+
+def test_what_is_not_known_is_said_and_the_rest_is_a_least():
+    settings = SETTINGS.model_copy(
+        update={"expected_rates": RATES.model_copy(update={"training_tokens_per_second": None}), "approvals": PRICE}
+    )
+    told = rows(question("capture", settings, RunParameters(), EDITION).body)
+    assert told["Hours of training"] == ["not known: its rate is not known"]
+    assert told["Hours in all"] == ["at least 2.5 h; training not known"]
+    assert told["Cost"] == ["at least 50.0 EUR (2.5 h x 20.00 EUR)"]
+
+    bare = rows(
+        question("capture", SETTINGS, RunParameters(), {k: v for k, v in EDITION.items() if v != BENCHMARK}).body
+    )
+    assert (bare["Hours in all"], bare["Cost"]) == (["not known"], ["not known: approvals.cost_per_hour is not set"])
+    assert bare["Latest benchmark of the edition"] == ["none: no pilot, and no earlier run, was measured"]
+
+
+def test_a_run_that_ends_early_is_asked_for_its_own_hours_only():
+    settings = SETTINGS.model_copy(update={"expected_rates": RATES, "approvals": PRICE})
+    asked = question("capture", settings, RunParameters.model_validate({"to": "capture"}), EDITION)
+    assert asked.subject == "Go on with capture of edition main?"
+    assert rows(asked.body)["Hours in all"] == ["2.0 h"]
+
+
+def test_publishing_is_decided_by_the_gate_and_a_row_for_each_data_set():
+    asked = question("publish", SETTINGS, RunParameters(), EDITION)
+    told = rows(asked.body)
+    assert asked.subject == "Publish drafter main-abcdef012345?"
+    assert told["B1_glaive"] == ["8", "2.69", "1.02", "56%", "1,395", "327", "1.21x", "yes"]
+    assert told["B2_opencodeinstruct"][-1] == "**NO**"
+    assert list(told)[2:] == ["B1_glaive", "B2_opencodeinstruct", "**All**"]
+    assert "acceptance length 2.69, at least 2.50 was asked for" in asked.body
+    assert "main-abcdef012345`" in asked.body
+
+
+def test_an_edition_that_has_nothing_to_approve_is_told_what_to_run():
+    with pytest.raises(BadInput, match="no manifest of benchmark"):
+        question("publish", SETTINGS, RunParameters(), {})
+
+
+def test_a_price_without_a_currency_is_refused():
+    with pytest.raises(ValueError, match="expected both or neither"):
+        ApprovalSettings(cost_per_hour=20)
