@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from aerie.artefacts.layout import DatasetFiles, EditionFiles
+from aerie.artefacts.locks import dataset_lock
 from aerie.artefacts.previews import Preview
 from aerie.artefacts.response_log import Damage, Response, read_responses, scan, while_written
 from aerie.artefacts.samples import iterate_verdicts
@@ -114,19 +115,23 @@ def regenerate(url: str, data_root: Path, selection: Selection, dataset: str) ->
 
     Raises:
         BadInput: the data set is not here, or was not generated.
-        Failed: another process writes the data set; the message names it.
+        Busy: another run works on the data set; the message names it.
         Retryable: the database is gone.
     """
-    files = EditionFiles(data_root, selection.edition).dataset(dataset)
+    edition, holder = EditionFiles(data_root, selection.edition), "quarantine regenerate"
+    files = edition.dataset(dataset)
     if not files.prompts.exists():
         raise BadInput(
             f"{files.prompts}: not there: {dataset} of edition {selection.edition} was not generated under this data "
             "root (AERIE_DATA_ROOT)"
         )
     asked_at = datetime.now(UTC)
-    with DatasetWriter(
-        url, edition=selection.edition, dataset=dataset, run_id="quarantine regenerate", lock_path=files.writer_lock
-    ) as writer:
+    with (
+        dataset_lock(edition, dataset, holder=holder),
+        DatasetWriter(
+            url, edition=selection.edition, dataset=dataset, run_id=holder, lock_path=files.writer_lock
+        ) as writer,
+    ):
         rows = selection.find(writer.connection).get(dataset, [])
         add_superseded(
             files.responses,

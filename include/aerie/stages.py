@@ -2,14 +2,14 @@
 
 A stage is a function from a request to a result that runs in one of the three environments. Request and
 result are JSON documents; events are JSON lines that the caller forwards to log, store and notifiers.
-Exit codes: 0 done, 1 failed for good, 2 bad input, 75 worth retrying (``aerie.errors``).
+Exit codes: 0 done, 1 failed for good, 2 bad input, 75 worth retrying, 76 to wait for another run (``aerie.errors``).
 """
 
 import errno
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from aerie.artefacts.files import write_text
 from aerie.artefacts.layout import EditionFiles
+from aerie.artefacts.locks import dataset_lock, edition_lock
 from aerie.artefacts.manifest import Manifest
 from aerie.errors import AerieError, BadInput, Retryable
 from aerie.settings.pipeline import DatasetSettings, PipelineSettings
@@ -109,16 +110,33 @@ class Events:
         self._write("error", {"message": message})
 
 
+WorksOn = Literal["nothing", "dataset", "edition", "edition and data sets"]
 StageFunction = Callable[[StageRequest, Events], StageResult]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage's name, the environment it runs in, and where its function is (``module:function``)."""
+    """A stage's name, the environment it runs in, where its function is (``module:function``), and what it works on.
+
+    No two stages write one data set at once, nor what an edition has beside them; ``merge`` also keeps others from the
+    data sets that it reads. A stage that works on ``nothing`` writes none of it.
+    """
 
     name: str
     environment: Environment
     function: str
+    works_on: WorksOn = "edition"
+
+    def alone(self, request: StageRequest) -> AbstractContextManager[None]:
+        """Hold what the stage works on; entering raises ``Busy`` where another run, or an earlier try, does."""
+        holder = f"run {request.run_id}, stage {self.name}"
+        if self.works_on == "dataset" and request.dataset is not None:
+            return dataset_lock(request.files, request.dataset, holder=holder)
+        if self.works_on == "edition":
+            return edition_lock(request.files, holder=holder)
+        if self.works_on == "edition and data sets":
+            return edition_lock(request.files, holder=holder, reads=tuple(request.settings.datasets))
+        return nullcontext()
 
     def load(self) -> StageFunction:
         """Import the stage's function; its module's imports need the stage's environment."""
@@ -130,14 +148,14 @@ class Stage:
 STAGES: Mapping[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("prepare", "model", "aerie.prompts.stage:prepare"),
-        Stage("import", "model", "aerie.prompts.stage:import_tokenised"),
-        Stage("plan", "airflow", "aerie.servers:plan"),
-        Stage("serve_start", "airflow", "aerie.servers:start"),
-        Stage("serve_stop", "airflow", "aerie.servers:stop"),
-        Stage("generate", "airflow", "aerie.generation.stage:generate"),
-        Stage("validate", "model", "aerie.boundary.stage:validate"),
-        Stage("merge", "model", "aerie.corpus.stage:merge"),
+        Stage("prepare", "model", "aerie.prompts.stage:prepare", "dataset"),
+        Stage("import", "model", "aerie.prompts.stage:import_tokenised", "dataset"),
+        Stage("plan", "airflow", "aerie.servers:plan", "nothing"),
+        Stage("serve_start", "airflow", "aerie.servers:start", "nothing"),
+        Stage("serve_stop", "airflow", "aerie.servers:stop", "nothing"),
+        Stage("generate", "airflow", "aerie.generation.stage:generate", "dataset"),
+        Stage("validate", "model", "aerie.boundary.stage:validate", "dataset"),
+        Stage("merge", "model", "aerie.corpus.stage:merge", "edition and data sets"),
         Stage("vocabulary", "model", "aerie.corpus.stage:vocabulary"),
         Stage("forecast", "model", "aerie.hidden_states.stage:forecast"),
         Stage("capture", "model", "aerie.hidden_states.stage:capture"),
@@ -157,6 +175,7 @@ def run_stage(name: str, *, request: Path, result: Path, events: Path) -> StageR
 
     Raises:
         BadInput: no such stage, or the request does not have the request's schema.
+        Busy: another run, or an earlier try of this one, works on the same part of the edition.
         Retryable: the disk is full.
         AerieError: whatever the stage raises.
     """
@@ -168,7 +187,8 @@ def run_stage(name: str, *, request: Path, result: Path, events: Path) -> StageR
         raise BadInput(f"{request}: not a request for stage {name}: {error}") from error
     reports = Events(events)
     try:
-        answer = STAGES[name].load()(asked, reports)
+        with STAGES[name].alone(asked):
+            answer = STAGES[name].load()(asked, reports)
         write_text(result, answer.model_dump_json(indent=2, by_alias=True) + "\n")
     except OSError as error:
         if error.errno not in DISK_FULL:

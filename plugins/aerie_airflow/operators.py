@@ -6,14 +6,15 @@ What is heavy to import (the store, Arrow) is imported where a task executes: th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
 from airflow.utils.types import DagRunType
 
-from aerie.errors import Failed
+from aerie.errors import AerieError, Busy, Failed
 from aerie.pipeline import RunParameters, place_of, run_parameters, stage_request
 from aerie.settings.machine import database_url, run_folder, settings_path
 from aerie.settings.pipeline import load_settings
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from aerie.stage_process import StageProcess
-    from aerie.stages import StageRequest
+    from aerie.stages import StageRequest, StageResult
     from aerie.store.connection import Connection
+
+BUSY_WAIT = timedelta(seconds=30)
 
 # A stage says by its exit code whether trying again can help; what is for good fails at once.
 FAIL_FOR_GOOD = ExceptionRetryPolicy(
@@ -59,6 +62,7 @@ class StageOperator(BaseOperator):
 
         Raises:
             AirflowSkipException: the run's parameters leave this task out.
+            AirflowRescheduleException: another run has what the stage works on.
             BadInput, Failed, Retryable: what the stage raised.
         """
         from aerie.asset_facts import asset_facts
@@ -87,13 +91,28 @@ class StageOperator(BaseOperator):
             self._process = StageProcess(
                 self.stage, request, folder, lambda event: self._report(connection, request, event)
             )
-            result = self._process.run()
+            result = self._run(self._process)
             record_result(connection, request, result)
         if self.outlets:
             announce(context, self.outlets, asset_facts(request, result))
         counts = dict(result.manifest.counts) if result.manifest else {}
         self.log.info("%s: %s", "nothing to do, answered earlier" if result.reused else "done", counts or result.data)
         return {"reused": result.reused, "counts": counts, "data": dict(result.data)}
+
+    def _run(self, process: StageProcess) -> StageResult:
+        """Run the stage; where another run has what it works on, give slot and pool back and ask again later.
+
+        The message is logged before it is raised: a person needs it before the traceback that Airflow prints.
+        """
+        try:
+            return process.run()
+        except Busy as busy:
+            self.log.info("waiting: %s; asked again in %.0f s", busy, BUSY_WAIT.total_seconds())
+            again = datetime.now(UTC) + BUSY_WAIT
+            raise AirflowRescheduleException(again) from busy  # type: ignore[no-untyped-call]
+        except AerieError as error:
+            self.log.error(str(error))
+            raise
 
     def _report(self, connection: Connection, request: StageRequest, event: Mapping[str, Any]) -> None:
         from aerie.recording import record_event

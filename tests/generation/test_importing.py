@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from aerie.artefacts.locks import dataset_lock
 from aerie.artefacts.manifest import read_manifest
 from aerie.artefacts.response_log import prompt_sha256
 from aerie.artefacts.superseded import Superseded, add_superseded
-from aerie.errors import BadInput, Failed
+from aerie.errors import BadInput, Busy, Failed
 from aerie.generation.importing import ImportReport, import_responses
 from aerie.generation.provenance import read_statement
-from aerie.generation.writer import lock_file
 
 from .conftest import make_prompts, manifest_of, write_dataset
 from .fake_server import END, answer_ids
@@ -217,7 +217,8 @@ def test_imported_rows_that_are_bad_stop_the_run_at_its_canary(world):
 
 
 def test_a_data_set_that_is_being_written_is_left_alone(world):
-    with lock_file(world.files.writer_lock, run_id="run-7"), pytest.raises(Failed, match="run-7"):
+    request = world.request()
+    with dataset_lock(request.files, request.dataset, holder="run-7"), pytest.raises(Busy, match="run-7"):
         take(world, row_of(0))
 
 

@@ -13,7 +13,7 @@ from aerie.artefacts.response_log import latest_responses
 from aerie.artefacts.samples import VerdictRow, verdict_writer
 from aerie.artefacts.superseded import superseded_file
 from aerie.cli import app
-from aerie.errors import Failed
+from aerie.errors import Busy, Failed
 from aerie.store.connection import connected
 from aerie.store.queries.ledger import only_writer
 
@@ -130,7 +130,7 @@ def test_regeneration_is_refused_while_the_data_set_is_written(world, run):
     with (
         connected(world.database_url) as connection,
         only_writer(connection, edition="main", dataset=DATASET, run_id="the other run"),
-        pytest.raises(Failed, match="being written by run the other run"),
+        pytest.raises(Busy, match="being written by run the other run"),
     ):
         run("regenerate", "--reason", "loop", "--yes")
     assert not superseded_file(world.files.responses).exists() and world.counts().quarantined == 2

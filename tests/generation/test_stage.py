@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from aerie.errors import BadInput, Failed, Retryable
+from aerie.artefacts.locks import lock_file
+from aerie.errors import BadInput, Busy, Failed, Retryable
 from aerie.generation import fingerprints, stage, writer
 from aerie.generation.server import Server
 from aerie.store.connection import connected
@@ -313,7 +314,7 @@ def test_a_second_writer_is_refused_by_name(world):
     with (
         connected(world.database_url) as connection,
         only_writer(connection, edition="main", dataset=DATASET, run_id="the other run"),
-        pytest.raises(Failed, match="being written by run the other run"),
+        pytest.raises(Busy, match="being written by run the other run"),
     ):
         world.run()
     assert not world.server.requests
@@ -480,22 +481,22 @@ def test_a_database_that_does_not_come_back_ends_the_run_worth_retrying(world, m
 def test_two_generators_on_one_machine_never_write_one_log_whatever_the_database_says(world, tmp_path):
     lock = world.files.folder / "generate.lock"
     with (
-        writer.lock_file(lock, run_id="the first"),
-        pytest.raises(Failed, match=r"being written by run the first \(process \d+ on "),
+        lock_file(lock, what="the data set", holder="run the first"),
+        pytest.raises(Busy, match=r"being worked on by run the first \(process \d+ on "),
     ):
         world.run()
     assert not world.server.requests
 
 
 @pytest.mark.parametrize("held", ["lock file", "ledger"])
-def test_an_earlier_try_of_this_run_that_is_still_ending_is_a_reason_to_try_again(world, held):
+def test_an_earlier_try_of_this_run_that_is_still_ending_is_waited_for(world, held):
     run_id = world.request().run_id
     with ExitStack() as earlier_try:
         if held == "lock file":
-            earlier_try.enter_context(writer.lock_file(world.files.folder / "generate.lock", run_id=run_id))
+            earlier_try.enter_context(lock_file(world.files.writer_lock, what="the log", holder=f"run {run_id}"))
         else:
             connection = earlier_try.enter_context(connected(world.database_url, application="test"))
             earlier_try.enter_context(only_writer(connection, edition="main", dataset=DATASET, run_id=run_id))
-        with pytest.raises(Retryable, match=f"being written by run {run_id}"):
+        with pytest.raises(Busy, match=f"by run {run_id}"):
             world.run()
     assert not world.server.requests

@@ -1,13 +1,15 @@
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
 
-from aerie.errors import BadInput, Failed, Retryable
+from aerie.errors import BadInput, Busy, Failed, Retryable
 from aerie.pipeline import RunParameters, stage_request
 from aerie.serving import client
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import load_settings
+from aerie.stage_process import StageProcess
 from aerie_airflow.operators import FAIL_FOR_GOOD, StageOperator
 
 SETTINGS = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
@@ -43,6 +45,43 @@ def test_an_edition_that_would_leave_the_data_root_is_refused():
 )
 def test_only_what_may_succeed_is_tried_again(error, action):
     assert FAIL_FOR_GOOD.evaluate(error, try_number=1, max_tries=3).action.value == action
+
+
+def ran_into(monkeypatch, tmp_path, database_url, error):
+    """What the operator raises whose stage raises ``error``, and what it logs."""
+    for name, value in {"AERIE_DATABASE_URL": database_url, "AERIE_HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+
+    def run(self):
+        raise error
+
+    monkeypatch.setattr(StageProcess, "run", run)
+    operator = StageOperator(task_id="task", stage="validate", dataset="B1_glaive")
+    lines = []
+
+    def say(text, *values):
+        lines.append(text % values if values else text)
+
+    monkeypatch.setattr(StageOperator, "log", SimpleNamespace(info=say, error=say, warning=lambda text: None))
+    with pytest.raises(Exception) as raised:
+        operator.execute(context())
+    return raised.value, lines
+
+
+def test_a_data_set_that_another_run_works_on_is_waited_for_without_slot_pool_or_try(
+    monkeypatch, tmp_path, database_url
+):
+    before = datetime.now(UTC)
+    raised, lines = ran_into(monkeypatch, tmp_path, database_url, Busy("B1_glaive is being worked on by run other"))
+    assert isinstance(raised, AirflowRescheduleException)
+    assert timedelta(seconds=5) < raised.reschedule_date - before < timedelta(minutes=5)
+    assert lines == ["waiting: B1_glaive is being worked on by run other; asked again in 30 s"]
+
+
+def test_the_first_thing_that_a_failed_tasks_log_says_is_why(monkeypatch, tmp_path, database_url):
+    raised, lines = ran_into(monkeypatch, tmp_path, database_url, BadInput("budget_tokens: expected a number"))
+    assert isinstance(raised, BadInput)
+    assert lines == ["budget_tokens: expected a number"]
 
 
 @pytest.mark.parametrize(("stage", "released"), [("serve_start", ["run 1"]), ("generate", [])])

@@ -13,7 +13,7 @@ import pytest
 
 from aerie.artefacts.manifest import read_manifest, write_manifest
 from aerie.artefacts.samples import VerdictRow
-from aerie.errors import Failed, Retryable
+from aerie.errors import Busy, Failed, Retryable
 from aerie.store.connection import connect, connected, transaction
 from aerie.store.migrate import migrate
 from aerie.store.queries import alerts, drafters, leases, ledger, manifests, metrics, previews, runs
@@ -147,7 +147,7 @@ def test_a_second_writer_is_refused_by_name_until_the_first_is_gone_even_by_sigk
     try:
         assert first.stdout.readline() == "held\n"
         with (
-            pytest.raises(Failed, match=rf"run the first run \(process {first.pid} on "),
+            pytest.raises(Busy, match=rf"run the first run \(process {first.pid} on "),
             ledger.only_writer(connection, **KEY, run_id="the second run"),
         ):
             pytest.fail("two writers at once")

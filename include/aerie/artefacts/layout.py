@@ -81,6 +81,10 @@ class EditionFiles:
         """Files of data set ``key``."""
         return DatasetFiles(self.folder / "datasets" / key)
 
+    def lock(self, key: str | None = None) -> Path:
+        """Held by whoever works on data set ``key``, or on what the edition has beside its data sets."""
+        return self.folder / "locks" / ("edition.lock" if key is None else f"{key}.lock")
+
     @property
     def corpus(self) -> Path:
         """Merged training set, as Hugging Face ``Dataset.save_to_disk`` lays it out, with its token frequencies."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from aerie.artefacts.files import sha256_of
 from aerie.artefacts.layout import DatasetFiles
+from aerie.artefacts.locks import dataset_lock, lock_file
 from aerie.artefacts.manifest import InputFile, read_manifest, write_manifest
 from aerie.artefacts.response_log import Response, ResponseLog, prompt_sha256
 from aerie.artefacts.superseded import read_superseded
@@ -24,7 +25,6 @@ from aerie.errors import BadInput
 from aerie.generation.fingerprints import Fingerprinted, generation_settings, hold_generation
 from aerie.generation.prompts import GenerationPrompt, load_prompts
 from aerie.generation.provenance import hold_statement
-from aerie.generation.writer import lock_file
 from aerie.stages import StageRequest
 
 STAGE = "import-responses"
@@ -262,7 +262,7 @@ def import_responses(
     Raises:
         BadInput: the data set is not prepared, or the responses are of another population; or the file cannot be read
             to its end (what came before is imported, and recorded).
-        Failed: another process writes the data set.
+        Busy: another run works on the data set; the message names it.
         Retryable: the disk does not take the rows.
     """
     job = _Job.of(request)
@@ -270,7 +270,10 @@ def import_responses(
     if not path.is_file():
         raise BadInput(f"{path}: expected a file of responses")
     report, sha256 = ImportReport(), sha256_of(path)
-    with lock_file(job.files.writer_lock, run_id=STAGE):
+    with (
+        dataset_lock(request.files, str(request.dataset), holder=STAGE),
+        lock_file(job.files.writer_lock, what=job.where, holder=STAGE),
+    ):
         record = _free_record(job.files.folder / "imports", sha256)
 
         def write_record() -> None:

@@ -140,8 +140,9 @@ def generate(request: StageRequest, events: Events) -> StageResult:
 
     Raises:
         BadInput: an input is missing, the responses are of other settings, or the server is not the one planned.
-        Failed: something is wrong with the responses or the server's answers (canary, quarantine rate, errors), the
-            cost ceiling is reached, or another process writes this data set.
+        Failed: something is wrong with the responses or the server's answers (canary, quarantine rate, errors), or the
+            cost ceiling is reached.
+        Busy: another process writes this data set.
         Retryable: the server, the database or the disk is gone; the next try goes on.
     """
     job = Job.of(request, events)

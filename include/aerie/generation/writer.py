@@ -5,18 +5,16 @@ connection, so a database that is restarted forgets it; the lock file stays, and
 connection is back. What proves it is the table ``writers``, which names whoever took the lock last.
 """
 
-import fcntl
-import os
-import socket
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from aerie.errors import Failed, Retryable
+from aerie.artefacts.locks import lock_file
+from aerie.errors import Retryable
 from aerie.store.connection import Connection, connect
 from aerie.store.queries.ledger import LedgerRow, only_writer, still_only_writer, write_rows
 
@@ -29,45 +27,14 @@ class WriterReplaced(Retryable):
     """Another process wrote the data set while the database was away."""
 
 
-@contextmanager
-def lock_file(path: Path, *, run_id: str) -> Iterator[None]:
-    """Hold a file's lock, for as long as this process lives.
-
-    Raises:
-        Failed: another process holds it; the message names its run, host and process.
-        Retryable: it is an earlier try of this run, which is being ended.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read().strip()
-            kind = Retryable if holder.startswith(_of_run(run_id)) else Failed
-            raise kind(
-                f"{path.parent} is being written by {holder or 'another process'}: wait until it ends, or "
-                "stop it, before writing it again"
-            ) from error
-        file.truncate(0)
-        file.write(f"{_of_run(run_id)}process {os.getpid()} on {socket.gethostname()})\n")
-        file.flush()
-        yield
-
-
-def _of_run(run_id: str) -> str:
-    """How a run's name begins in a lock file."""
-    return f"run {run_id} ("
-
-
 class DatasetWriter:
     """The only writer of a data set, from entering to leaving.
 
     ``connection`` is the database's, a new one after the database was away: do not keep it.
 
     Raises:
-        Failed: another process writes the data set; the message names it.
-        Retryable: an earlier try of this run still does, or the database cannot be reached.
+        Busy: another process writes the data set; the message names it.
+        Retryable: the database cannot be reached.
     """
 
     def __init__(self, url: str, *, edition: str, dataset: str, run_id: str, lock_path: Path) -> None:
@@ -80,7 +47,8 @@ class DatasetWriter:
 
     def __enter__(self) -> Self:
         with ExitStack() as held:
-            held.enter_context(lock_file(self._lock_path, run_id=self._run_id))
+            what = f"{self._key['edition']}/{self._key['dataset']}"
+            held.enter_context(lock_file(self._lock_path, what=what, holder=f"run {self._run_id}"))
             self.connection = self._connect()
             held.callback(lambda: self.connection.close())
             held.enter_context(only_writer(self.connection, **self._key, run_id=self._run_id))

@@ -1,6 +1,6 @@
 """What can go wrong with a server, named after what happened."""
 
-from aerie.errors import BadInput, Failed, Retryable
+from aerie.errors import BadInput, Busy, Failed, Retryable
 
 
 class PlanRefused(BadInput):
@@ -51,7 +51,7 @@ class KeeperEnding(Retryable):
     """The keeper has ended its server and is ending itself; the next one can be started in a moment."""
 
 
-class ServerBusy(Retryable):
+class ServerBusy(Busy):
     """Others hold the server for another plan, or asked before; it must be waited for."""
 
 

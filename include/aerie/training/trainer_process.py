@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 import aerie
-from aerie.errors import Failed, Retryable
+from aerie.errors import Busy, Failed, Retryable
 from aerie.processes import die_with_parent
 from aerie.training.trainer_log import Step, parse_step, parse_validation, says_interrupted
 
@@ -51,7 +51,7 @@ def exclusive(lock: Path) -> Iterator[int]:
     """Hold ``lock``; yield its descriptor, which the trainer inherits, so that the lock lives as long as the trainer.
 
     Raises:
-        Retryable: a trainer of an earlier try still runs after the time that it may take to save its state.
+        Busy: a trainer of an earlier try still runs after the time that it may take to save its state.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
@@ -63,9 +63,7 @@ def exclusive(lock: Path) -> Iterator[int]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Retryable(
-                        f"{lock}: another trainer still writes to this folder; wait for it or end it"
-                    ) from None
+                    raise Busy(f"{lock}: another trainer still writes to this folder; wait for it or end it") from None
                 time.sleep(POLL_SECONDS)
         yield descriptor
     finally:

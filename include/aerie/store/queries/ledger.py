@@ -12,7 +12,7 @@ from psycopg2.extras import execute_values
 from pydantic_core import to_json
 
 from aerie.artefacts.samples import VerdictRow
-from aerie.errors import Failed, Retryable
+from aerie.errors import Busy, Failed, Retryable
 from aerie.store.connection import Connection, transaction
 from aerie.store.queries.rows import Row, as_mappings
 
@@ -271,8 +271,7 @@ def only_writer(connection: Connection, *, edition: str, dataset: str, run_id: s
     """Hold the right to write a data set, for as long as the connection lives.
 
     Raises:
-        Failed: another process holds it; the message names its run, host and process.
-        Retryable: it is an earlier try of this run, which is being ended, or was and the database has not noticed yet.
+        Busy: another process holds it; the message names its run, host and process, and since when.
     """
     name = _lock_name(edition, dataset)
     with transaction(connection) as cursor:
@@ -280,8 +279,7 @@ def only_writer(connection: Connection, *, edition: str, dataset: str, run_id: s
         held = cursor.fetchone()
         if held != (True,):
             holder = _writer_of(connection, edition=edition, dataset=dataset)
-            kind = Retryable if holder and holder["run_id"] == run_id else Failed
-            raise kind(_refusal(holder, edition=edition, dataset=dataset))
+            raise Busy(_refusal(holder, edition=edition, dataset=dataset))
         cursor.execute(
             """
             INSERT INTO writers (edition, dataset, run_id, host, pid) VALUES (%s, %s, %s, %s, %s)
