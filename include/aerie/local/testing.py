@@ -21,7 +21,7 @@ END_TO_END = "end_to_end"
 FOLDERS: Mapping[Environment, tuple[str, ...]] = {
     "airflow": (
         "artefacts", "settings", "store", "stages", "local", "generation", "benchmark", "plugins", "dags", "project",
-        END_TO_END,
+        "browser", END_TO_END,
     ),
     "model": ("demo", "sources", "prompts", "boundary", "corpus", "hidden_states", "training"),
     "serve": ("sgl_kernel_cpu", "serving"),

@@ -1,0 +1,5 @@
+"""Pages as people see them. ``take_screenshots`` of ``tests/chromium.py`` keeps them as files, in both themes."""
+
+from ..chromium import browser, page
+
+__all__ = ["browser", "page"]
