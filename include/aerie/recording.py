@@ -66,7 +66,7 @@ def _record_verdicts(connection: Connection, request: StageRequest, _result: Sta
     files = request.files.dataset(dataset)
     load_verdicts(connection, edition=request.edition, dataset=dataset, verdicts=iterate_verdicts(files.verdicts))
     previews = (preview.model_dump(mode="json") for preview in iterate_previews(files.previews))
-    load_previews(connection, edition=request.edition, dataset=dataset, previews=previews)
+    load_previews(connection, edition=request.edition, dataset=dataset, source="validate", previews=previews)
 
 
 def _record_drafter(connection: Connection, request: StageRequest, result: StageResult) -> None:

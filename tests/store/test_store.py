@@ -5,7 +5,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg2
@@ -217,7 +217,50 @@ def test_metrics_alerts_leases_drafters_and_previews_read_back(connection):
     assert drafter["training"] == {"loss": 1.5} and drafter["benchmark"] == {"acceptance_length": 2.5}
 
     ledger.write_rows(connection, **KEY, rows=ROWS)
-    assert previews.load_previews(connection, **KEY, previews=[{"sample_id": "z", "text": "old"}]) == 1
-    assert previews.load_previews(connection, **KEY, previews=[{"sample_id": "a", "text": "hello"}]) == 1
+    for sample_id, text in (("z", "old"), ("a", "hello")):
+        document = {"sample_id": sample_id, "text": text}
+        assert previews.load_previews(connection, **KEY, source="validate", previews=[document]) == 1
     (preview,) = previews.list_previews(connection, **KEY)
     assert (preview["document"]["text"], preview["flags"]) == ("hello", ["truncated"])
+
+
+def test_previews_of_the_canary_and_of_validate_do_not_wipe_each_other_and_validate_has_the_last_word(connection):
+    def load(source, **texts):
+        documents = [{"sample_id": name, "text": text} for name, text in texts.items()]
+        previews.load_previews(connection, **KEY, source=source, previews=documents)
+
+    def shown():
+        return {row["sample_id"]: row["document"]["text"] for row in previews.list_previews(connection, **KEY)}
+
+    load("canary", a="canary", b="canary")
+    load("validate", b="validate", c="validate")
+    assert shown() == {"a": "canary", "b": "validate", "c": "validate"}
+    load("canary", c="canary again", d="canary again")
+    assert shown() == {"b": "validate", "c": "validate", "d": "canary again"}
+
+
+def test_an_alert_is_acknowledged_once_and_by_the_first(connection):
+    alerts.record_alert(connection, reason="canary", message="too few tool calls")
+    (alert,) = alerts.list_alerts(connection)
+    assert alerts.acknowledge_alert(connection, alert_id=alert["id"], user="ada")
+    assert alerts.acknowledge_alert(connection, alert_id=alert["id"], user="bob")
+    (seen,) = alerts.list_alerts(connection)
+    assert seen["acknowledged_by"] == "ada" and seen["acknowledged_at"] is not None
+    assert not alerts.acknowledge_alert(connection, alert_id=alert["id"] + 1, user="ada")
+
+
+def test_a_series_is_thinned_evenly_over_its_time_and_keeps_its_ends(connection):
+    start = datetime(2026, 1, 2, tzinfo=UTC)
+    rows = [
+        metrics.MetricRow(start + timedelta(seconds=number), "r1", "main", dataset, "generate", {"number": number})
+        for number in range(1000)
+        for dataset in ("B1_glaive", None)
+    ]
+    metrics.record_metrics(connection, rows)
+    for dataset in ("B1_glaive", None):
+        thinned = metrics.sample_metrics(connection, edition="main", stage="generate", dataset=dataset, points=10)
+        assert [row["figures"]["number"] for row in thinned] == [0, 111, 222, 333, 444, 555, 666, 777, 888, 999]
+        assert {row["dataset"] for row in thinned} == {dataset}
+    few = metrics.sample_metrics(connection, edition="main", stage="generate", dataset="B1_glaive", points=5000)
+    assert len(few) == 1000
+    assert metrics.sample_metrics(connection, edition="other", stage="generate") == []

@@ -81,12 +81,10 @@ class CanaryShow:
 
     def _keep(self, previews: Sequence[Preview]) -> None:
         write_previews(self._files.canary_previews, previews)
-        if self._files.previews.exists():  # those of validate are of the whole data set
-            return
         # The driver's connection is in the middle of its own transactions.
         with connected(database_url(), application="aerie canary") as connection:
             load_previews(
-                connection, edition=self._request.edition, dataset=str(self._request.dataset),
+                connection, edition=self._request.edition, dataset=str(self._request.dataset), source="canary",
                 previews=(preview.model_dump(mode="json") for preview in previews),
             )  # fmt: skip
 

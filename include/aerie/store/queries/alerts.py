@@ -35,3 +35,17 @@ def list_alerts(connection: Connection, *, edition: str | None = None, limit: in
             {"edition": edition, "limit": limit},
         )
         return list(as_mappings(cursor))
+
+
+def acknowledge_alert(connection: Connection, *, alert_id: int, user: str) -> bool:
+    """Record who has seen an alert; the first stays. False where there is no such alert."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            UPDATE alerts SET acknowledged_at = coalesce(acknowledged_at, now()),
+                acknowledged_by = coalesce(acknowledged_by, %s)
+            WHERE id = %s
+            """,
+            (user, alert_id),
+        )
+        return cursor.rowcount == 1

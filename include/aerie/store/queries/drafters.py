@@ -50,3 +50,10 @@ def list_drafters(connection: Connection, *, edition: str | None = None) -> list
             {"edition": edition},
         )
         return list(as_mappings(cursor))
+
+
+def read_drafter(connection: Connection, *, drafter_id: str) -> Row | None:
+    """One drafter, or None where there is none of this id."""
+    with transaction(connection) as cursor:
+        cursor.execute("SELECT * FROM drafters WHERE drafter_id = %s", (drafter_id,))
+        return next(as_mappings(cursor), None)

@@ -38,3 +38,10 @@ def latest_manifests(connection: Connection, *, edition: str) -> list[Row]:
             (edition,),
         )
         return list(as_mappings(cursor))
+
+
+def list_manifests(connection: Connection, *, edition: str) -> list[Row]:
+    """Every manifest of an edition, oldest first."""
+    with transaction(connection) as cursor:
+        cursor.execute("SELECT * FROM manifests WHERE edition = %s ORDER BY finished_at, id", (edition,))
+        return list(as_mappings(cursor))

@@ -50,3 +50,35 @@ def read_metrics(
             {"edition": edition, "stage": stage, "dataset": dataset, "since": since},
         )
         return list(as_mappings(cursor))
+
+
+def sample_metrics(
+    connection: Connection, *, edition: str, stage: str, dataset: str | None = None, points: int = 120
+) -> list[Row]:
+    """At most ``points`` rows of a time series, evenly spread over its time, oldest first, the latest one included.
+
+    ``dataset`` None takes the series of stages that work on the whole edition. One index look-up a point: a long series
+    costs what a short one does.
+    """
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            WITH ends AS (
+                SELECT min(at) AS first, max(at) AS last FROM interval_metrics
+                WHERE edition = %(edition)s AND stage = %(stage)s
+                    AND (dataset = %(dataset)s OR %(dataset)s IS NULL AND dataset IS NULL)
+            )
+            SELECT DISTINCT ON (metric.at, metric.id) metric.at, metric.run_id, metric.dataset, metric.figures
+            FROM ends, generate_series(0, %(points)s - 1) AS number,
+                LATERAL (
+                    SELECT * FROM interval_metrics
+                    WHERE edition = %(edition)s AND stage = %(stage)s
+                        AND (dataset = %(dataset)s OR %(dataset)s IS NULL AND dataset IS NULL)
+                        AND at >= first + (last - first) * (number / greatest(%(points)s - 1, 1)::float)
+                    ORDER BY at LIMIT 1
+                ) AS metric
+            ORDER BY metric.at, metric.id
+            """,
+            {"edition": edition, "stage": stage, "dataset": dataset, "points": points},
+        )
+        return list(as_mappings(cursor))

@@ -1,24 +1,41 @@
 """Decoded samples for people."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from psycopg2.extras import Json, execute_values
 
 from aerie.store.connection import Connection, transaction
 from aerie.store.queries.rows import Row, as_mappings
 
+Source = Literal["canary", "validate"]
 
-def load_previews(connection: Connection, *, edition: str, dataset: str, previews: Iterable[Mapping[str, Any]]) -> int:
-    """Replace a data set's previews; each document has a ``sample_id``. Returns how many there are.
+
+def load_previews(
+    connection: Connection, *, edition: str, dataset: str, source: Source, previews: Iterable[Mapping[str, Any]]
+) -> int:
+    """Replace the previews that ``source`` loaded of a data set; each document has a ``sample_id``. Returns how many.
+
+    Where both decoded a sample, that of ``validate`` stands: it has seen the whole text, and is the later one.
 
     Raises:
         KeyError: a document has no ``sample_id``.
     """
-    rows = [(edition, dataset, preview["sample_id"], Json(preview)) for preview in previews]
+    rows = [(edition, dataset, preview["sample_id"], source, Json(preview)) for preview in previews]
     with transaction(connection) as cursor:
-        cursor.execute("DELETE FROM previews WHERE edition = %s AND dataset = %s", (edition, dataset))
-        execute_values(cursor, "INSERT INTO previews (edition, dataset, sample_id, document) VALUES %s", rows)
+        cursor.execute(
+            "DELETE FROM previews WHERE edition = %s AND dataset = %s AND source = %s", (edition, dataset, source)
+        )
+        execute_values(
+            cursor,
+            """
+            INSERT INTO previews AS known (edition, dataset, sample_id, source, document) VALUES %s
+            ON CONFLICT (edition, dataset, sample_id) DO UPDATE SET
+                source = EXCLUDED.source, document = EXCLUDED.document, loaded_at = now()
+            WHERE EXCLUDED.source = 'validate' OR known.source = 'canary'
+            """,
+            rows,
+        )
     return len(rows)
 
 
