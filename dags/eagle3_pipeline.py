@@ -1,11 +1,13 @@
 """The pipeline: prompts flow in at one end, a measured drafter comes out at the other."""
 
 from datetime import timedelta
+from typing import Any
 
 from airflow.sdk import DAG, Asset, Param, TaskGroup
 from airflow.task.trigger_rule import TriggerRule
 
 from aerie.pipeline import DEFAULT_EDITION, EDITION_PATTERN, STEPS
+from aerie.placement import placement_arguments
 from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import is_tokenised, load_settings
 from aerie_airflow.approvals import GateOperator
@@ -13,9 +15,9 @@ from aerie_airflow.assets import CORPUS, DRAFTER, validated
 from aerie_airflow.operators import FAIL_FOR_GOOD, CloseRunOperator, OpenRunOperator, StageOperator
 from aerie_airflow.timetable import OnDemandTimetable
 
-SERVER_POOL = "aerie_server"
 # The data sets are those of the configuration; one that is wrong is an import error that says so.
-DATASETS = list(load_settings(settings_path()).datasets)
+SETTINGS = load_settings(settings_path())
+DATASETS = list(SETTINGS.datasets)
 
 params = {
     "datasets": Param(
@@ -71,20 +73,22 @@ with DAG(
     default_args={"retries": 2, "retry_delay": timedelta(seconds=10), "retry_policy": FAIL_FOR_GOOD},
 ):
     open_run = OpenRunOperator(task_id="open_run")
-    plan = StageOperator(task_id="plan", stage="plan")
+
+    def task(stage: str, task_id: str | None = None, **arguments: Any) -> StageOperator:
+        """The task of a stage, where the configuration places it."""
+        return StageOperator(task_id=task_id or stage, stage=stage, **placement_arguments(SETTINGS, stage), **arguments)
 
     def server(phase: str) -> tuple[StageOperator, StageOperator]:
         """The server's start and stop around a phase; what is skipped before the start does not hold it up."""
-        start = StageOperator(
-            task_id=f"start_server_{phase}", stage="serve_start", phase=phase, trigger_rule=TriggerRule.NONE_FAILED
-        ).as_setup()
-        stop = StageOperator(task_id=f"stop_server_{phase}", stage="serve_stop", phase=phase)
-        return start, stop.as_teardown(setups=start)
+        start = task("serve_start", f"start_server_{phase}", phase=phase, trigger_rule=TriggerRule.NONE_FAILED)
+        stop = task("serve_stop", f"stop_server_{phase}", phase=phase)
+        return start.as_setup(), stop.as_teardown(setups=start)
 
     def step(stage: str, *outlets: Asset) -> StageOperator:
         """A step on the whole edition; data sets that were skipped do not hold it up."""
-        return StageOperator(task_id=stage, stage=stage, trigger_rule=TriggerRule.NONE_FAILED, outlets=outlets)
+        return task(stage, trigger_rule=TriggerRule.NONE_FAILED, outlets=outlets)
 
+    plan = task("plan")
     approve_capture, approve_publish = (
         GateOperator(task_id=f"approve_{step}", gate=step, trigger_rule=TriggerRule.NONE_FAILED)
         for step in ("capture", "publish")
@@ -94,19 +98,16 @@ with DAG(
     start_benchmark, stop_benchmark = server("benchmark")
     merge, publish = step("merge", CORPUS), step("publish", DRAFTER)
     vocabulary, forecast, train, export = map(step, ("vocabulary", "forecast", "train", "export"))
-    capture, benchmark = (
-        StageOperator(task_id=stage, stage=stage, pool=SERVER_POOL) for stage in ("capture", "benchmark")
-    )
+    capture, benchmark = map(task, ("capture", "benchmark"))
     close_run = CloseRunOperator(task_id="close_run").as_teardown(setups=open_run, on_failure_fail_dagrun=True)
 
     for key in DATASETS:
         with TaskGroup(group_id=key):
-            validate = StageOperator(task_id="validate", stage="validate", dataset=key, outlets=[validated(key)])
+            validate = task("validate", dataset=key, outlets=[validated(key)])
             if is_tokenised(key):
-                plan >> StageOperator(task_id="import", stage="import", dataset=key) >> validate
+                plan >> task("import", dataset=key) >> validate
             else:
-                prepare = StageOperator(task_id="prepare", stage="prepare", dataset=key)
-                generate = StageOperator(task_id="generate", stage="generate", dataset=key, pool=SERVER_POOL)
+                prepare, generate = (task(stage, dataset=key) for stage in ("prepare", "generate"))
                 plan >> prepare >> generate >> validate
                 start_generate >> generate >> stop_generate
         validate >> merge
@@ -114,9 +115,9 @@ with DAG(
     open_run >> plan >> start_generate
     merge >> vocabulary >> forecast >> approve_capture >> start_capture >> capture >> train >> export >> benchmark
     benchmark >> approve_publish >> publish >> close_run
-    train >> start_benchmark >> benchmark
+    # The trainer takes the GPUs that the server had.
     stop_generate >> start_capture
-    capture >> stop_capture >> start_benchmark
+    capture >> stop_capture >> train >> start_benchmark >> benchmark
     benchmark >> stop_benchmark
     # Where a person fails the run, all in between is skipped at once: what ends the servers is still waited for.
     [stop_generate, stop_capture, stop_benchmark] >> close_run

@@ -157,6 +157,19 @@ def probe_texts(
     write_probe_texts(verifier, out)
 
 
+@app.command(hidden=True)
+def pools() -> None:
+    """Print the pools that the DAGs expect, as ``airflow pools import`` reads them."""
+    import json
+
+    from aerie.placement import pools
+    from aerie.settings.machine import settings_path
+    from aerie.settings.pipeline import load_settings
+
+    expected = pools(load_settings(settings_path()))
+    typer.echo(json.dumps({pool.name: {"slots": pool.slots, "description": pool.description} for pool in expected}))
+
+
 @database.command("migrate")
 def database_migrate() -> None:
     """Bring Aerie's tables to the version of this code; nothing to do where they are."""

@@ -41,6 +41,28 @@ def test_the_server_is_stopped_after_each_phase_and_before_the_next_one_starts(d
     assert "stop_server_capture" in dag.get_task("start_server_benchmark").upstream_task_ids
 
 
+def test_the_trainer_waits_until_the_server_has_left_the_gpus(dag):
+    assert "stop_server_capture" in dag.get_task("train").upstream_task_ids
+    pools = {dag.get_task(name).pool for name in ("train", "start_server_generate", "start_server_benchmark")}
+    assert pools == {"aerie_gpus"}
+
+
+def test_tasks_run_where_the_configuration_places_them(monkeypatch, tmp_path):
+    configuration = tmp_path / "config.yaml"
+    demo = (PROJECT_ROOT / "demo" / "config.yaml").read_text()
+    places = "placement: {capture: {queue: gpu-1, pool: other}, train: {queue: gpu-1}}"
+    configuration.write_text(f"{demo}\n{places}\n")
+
+    bag = bag_of(monkeypatch, configuration)
+
+    assert bag.import_errors == {}
+    tasks = {name: bag.dags["eagle3_pipeline"].get_task(name) for name in ("capture", "train", "merge")}
+    assert {name: task.queue for name, task in tasks.items()} == {
+        "capture": "gpu-1", "train": "gpu-1", "merge": "default",
+    }  # fmt: skip
+    assert (tasks["capture"].pool, tasks["merge"].pool) == ("other", "default_pool")
+
+
 def test_nothing_after_the_gate_runs_when_the_benchmark_fails(dag):
     assert dag.get_task("publish").upstream_task_ids == {"approve_publish"}
     assert dag.get_task("approve_publish").upstream_task_ids == {"benchmark"}

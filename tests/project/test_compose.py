@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from aerie.local.configuration import StackConfiguration
-from aerie.local.stack import POOLS
 from aerie.settings.machine import PROJECT_ROOT
 
 ONE_SHOT = {"initialise"}
@@ -93,10 +92,9 @@ def test_airflow_is_set_as_it_is_by_the_local_stack(services: dict[str, Any]) ->
         assert services["scheduler"]["environment"][name] == here[name]
 
 
-def test_the_pool_that_tasks_wait_for_is_made() -> None:
+def test_the_pools_that_tasks_wait_for_are_made() -> None:
     script = (PROJECT_ROOT / "docker" / "initialise").read_text(encoding="utf-8")
-    for name, (slots, _) in POOLS.items():
-        assert f"airflow pools set {name} {slots} " in script
+    assert re.search(r'aerie pools > "(.*)"\nairflow pools import "\1"', script)
 
 
 def test_every_secret_is_declared_and_made(compose: dict[str, Any], services: dict[str, Any], secrets: Path) -> None:

@@ -32,6 +32,7 @@ from aerie.local.pipeline_settings import (
 )
 from aerie.local.postgres import ensure_database
 from aerie.local.supervisor import COMPONENTS, STOP_GRACE_SECONDS, SupervisorState, read_state, state_path
+from aerie.placement import pools
 from aerie.processes import ProcessIdentity, stop_trees
 from aerie.serving import client
 from aerie.serving.lease import read_lease
@@ -40,7 +41,6 @@ from aerie.settings.pipeline import load_settings
 from aerie.store.migrate import migrate
 
 HEALTH_SECONDS = 240
-POOLS = {"aerie_server": (1, "One task at a time drives the inference server")}
 Report = Callable[[str], None]
 
 
@@ -78,8 +78,8 @@ def up(report: Report, *, preset: str | None = None) -> StackConfiguration:
             report(line)
         api = AirflowApi(configuration.airflow_url, configuration.airflow_password)
         _wait_until_healthy(api)
-        for name, (slots, description) in POOLS.items():
-            api.ensure_pool(name, slots, description)
+        for pool in pools(load_settings(chosen)):
+            api.ensure_pool(pool.name, pool.slots, pool.description)
         return configuration
 
 

@@ -515,6 +515,15 @@ class ApprovalSettings(Frozen):
         return self
 
 
+class PlacementSettings(Frozen):
+    """Where Airflow runs a stage; what is not set is as ``default`` of the placement has it, else Airflow's default."""
+
+    executor: str | None = None
+    queue: str | None = None
+    pool: str | None = None
+    pool_slots: PositiveInt = 1
+
+
 class PipelineSettings(Frozen):
     """The whole configuration. ``decontaminate`` are files of prompts, such as benchmarks', that no data may hold."""
 
@@ -536,6 +545,7 @@ class PipelineSettings(Frozen):
     pilot: PilotSettings = PilotSettings()
     expected_rates: ExpectedRates = ExpectedRates()
     approvals: ApprovalSettings = ApprovalSettings()
+    placement: Mapping[str, PlacementSettings] = {}
 
     @field_validator("datasets", mode="before")
     @classmethod

@@ -1,0 +1,40 @@
+"""Where stages run under Airflow, from the configuration."""
+
+import pytest
+
+from aerie.errors import BadInput
+from aerie.placement import placement_arguments, pools
+from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.pipeline import PlacementSettings, load_settings
+
+SETTINGS = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
+
+
+def placed(**placement):
+    documents = {stage: PlacementSettings.model_validate(document) for stage, document in placement.items()}
+    return SETTINGS.model_copy(update={"placement": documents})
+
+
+def test_without_a_placement_only_the_pools_are_set_that_keep_the_users_of_server_and_gpus_apart():
+    pool_of = {stage: placement_arguments(SETTINGS, stage).get("pool") for stage in ("generate", "train", "merge")}
+    assert pool_of == {"generate": "aerie_server", "train": "aerie_gpus", "merge": None}
+    assert [(pool.name, pool.slots) for pool in pools(SETTINGS)] == [("aerie_server", 1), ("aerie_gpus", 1)]
+
+
+def test_a_stage_goes_where_it_is_placed_and_the_others_to_the_default():
+    settings = placed(default={"executor": "CeleryExecutor", "pool": "aerie_all"}, train={"queue": "gpu-1"})
+    assert placement_arguments(settings, "merge") == {"executor": "CeleryExecutor", "pool": "aerie_all"}
+    assert placement_arguments(settings, "train") == {
+        "executor": "CeleryExecutor", "queue": "gpu-1", "pool": "aerie_gpus", "pool_slots": 1,
+    }  # fmt: skip
+
+
+def test_a_pool_that_the_configuration_names_is_made_as_large_as_it_needs():
+    settings = placed(train={"pool": "big_host", "pool_slots": 8}, serve_start={"pool": "big_host", "pool_slots": 4})
+    assert placement_arguments(settings, "train") == {"pool": "big_host", "pool_slots": 8}
+    assert ("big_host", 8) in [(pool.name, pool.slots) for pool in pools(settings)]
+
+
+def test_a_stage_that_there_is_not_cannot_be_placed():
+    with pytest.raises(BadInput, match=r"placement .* 'training': expected stages \(prepare, .*train"):
+        placement_arguments(placed(training={"queue": "gpu-1"}), "train")
