@@ -28,6 +28,7 @@ def postgres() -> Iterator["Cluster"]:
     from aerie.local.postgres import Cluster
     from aerie.ports import free_port
     from aerie.store.migrate import migrate
+    from aerie.store.roles import grant_rights
 
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="aerie-test-postgres-", dir=memory if memory.is_dir() else None))
@@ -37,6 +38,8 @@ def postgres() -> Iterator["Cluster"]:
         _relax(cluster)
         _create(cluster, TEMPLATE)
         migrate(cluster.url(TEMPLATE))
+        pipeline, dashboard = (_url(cluster, TEMPLATE, purpose) for purpose in ("pipeline", "dashboard"))
+        grant_rights(cluster.url(TEMPLATE), pipeline_url=pipeline, dashboard_url=dashboard)
         yield cluster
     finally:
         _kill(cluster)
@@ -52,11 +55,33 @@ def empty_database_url(postgres: "Cluster") -> str:
 
 
 @pytest.fixture
-def database_url(postgres: "Cluster") -> str:
-    """URL of a new database with Aerie's tables."""
+def database_name(postgres: "Cluster") -> str:
+    """Name of a new database with Aerie's tables."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     _create(postgres, name, template=TEMPLATE)
-    return postgres.url(name)
+    return name
+
+
+@pytest.fixture
+def database_url(postgres: "Cluster", database_name: str) -> str:
+    """URL of that database for the pipeline, which can change rows and no tables."""
+    return _url(postgres, database_name, "pipeline")
+
+
+@pytest.fixture
+def dashboard_database_url(postgres: "Cluster", database_name: str) -> str:
+    """URL of that database for the dashboard, which can only read."""
+    return _url(postgres, database_name, "dashboard")
+
+
+@pytest.fixture
+def owner_database_url(postgres: "Cluster", database_name: str) -> str:
+    """URL of that database for who made the tables."""
+    return postgres.url(database_name)
+
+
+def _url(cluster: "Cluster", database: str, purpose: str) -> str:
+    return cluster.url(database, user=f"aerie_{purpose}", password=f"for the {purpose}")
 
 
 def _kill(cluster: "Cluster") -> None:

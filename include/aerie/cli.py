@@ -172,11 +172,17 @@ def pools() -> None:
 
 @database.command("migrate")
 def database_migrate() -> None:
-    """Bring Aerie's tables to the version of this code; nothing to do where they are."""
-    from aerie.settings.machine import database_url
-    from aerie.store.migrate import migrate
+    """Bring Aerie's tables to the version of this code, and its users to their rights; nothing to do where they are.
 
-    migrate(database_url())
+    AERIE_DATABASE_OWNER_URL migrates; the users of AERIE_DATABASE_URL and AERIE_DATABASE_DASHBOARD_URL get only the
+    rights that they need.
+    """
+    from aerie.settings.machine import dashboard_database_url, database_url, owner_database_url
+    from aerie.store.migrate import migrate
+    from aerie.store.roles import grant_rights
+
+    migrate(owner_database_url())
+    grant_rights(owner_database_url(), pipeline_url=database_url(), dashboard_url=dashboard_database_url())
     say("the database is up to date")
 
 

@@ -17,6 +17,7 @@ from aerie.settings.machine import PROJECT_ROOT
 COMPONENT = """#!/bin/sh
 sleep 600 &
 worker=$!
+env > {workers}/$1.variables
 echo $worker >> {workers}/$1
 trap "kill $worker; exit" TERM
 wait
@@ -40,6 +41,8 @@ def supervisor(home: Path) -> Iterator[subprocess.Popen[bytes]]:
         "AERIE_HOME": str(home),
         "PATH": f"{home.parent / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(PROJECT_ROOT / "include"),
+        "AERIE_DATABASE_URL": "of the pipeline",
+        "AERIE_DATABASE_DASHBOARD_URL": "of the dashboard",
     }
     with subprocess.Popen([sys.executable, "-m", "aerie.local.supervisor"], env=variables) as process:
         yield process
@@ -70,3 +73,16 @@ def test_workers_of_a_component_that_was_killed_end_with_the_supervisor(
     supervisor.wait()
     until(lambda: not any(psutil.pid_exists(pid) for pid in workers))
     assert not (home / "run" / "supervisor.json").exists()
+
+
+@pytest.mark.timeout(120)
+def test_the_web_server_has_the_database_user_that_only_reads_and_no_other(
+    home: Path, supervisor: subprocess.Popen[bytes]
+) -> None:
+    until(lambda: all(workers_of(home, name) for name in COMPONENTS))
+    databases = {}
+    for name in COMPONENTS:
+        lines = (home.parent / "workers" / f"{name}.variables").read_text().splitlines()
+        databases[name] = [line.partition("=")[2] for line in lines if line.startswith("AERIE_DATABASE_")]
+    expected = {name: ["of the pipeline"] for name in COMPONENTS}
+    assert databases == {**expected, "api-server": ["of the dashboard"]}

@@ -50,9 +50,11 @@ def test_a_dead_environment_is_named(make_request, tmp_path, monkeypatch):
 
 def test_secrets_of_the_control_side_stay_there(monkeypatch):
     monkeypatch.setenv("AERIE_DATABASE_URL", "postgresql://aerie:hunter2@host/db")
-    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "postgresql://aerie:hunter2@host/db")
-    assert not any("hunter2" in value for value in variables_of("model").values())
+    for name in ("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "AIRFLOW_CONN_AERIE_ALERTS", "AERIE_DATABASE_OWNER_URL"):
+        monkeypatch.setenv(name, "postgresql://owner:hunter3@host/db")
+    assert not any("hunter" in value for value in variables_of("model").values())
     assert "AERIE_DATABASE_URL" in variables_of("airflow")
+    assert not any("hunter3" in value for value in variables_of("airflow").values())
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Ports, secrets and environment variables of the local stack, chosen once and kept in ``stack.json``."""
 
 import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -17,9 +18,16 @@ from aerie.artefacts.files import write_text
 from aerie.errors import BadInput
 from aerie.local.postgres import Cluster
 from aerie.ports import free_port, port_is_free
-from aerie.settings.machine import PROJECT_ROOT, aerie_home, settings_path
+from aerie.settings.machine import (
+    PROJECT_ROOT,
+    aerie_home,
+    dashboard_database_url,
+    owner_database_url,
+    settings_path,
+)
 
 DEFAULT_AIRFLOW_PORT = 8080
+OWNER_VARIABLE = "AERIE_DATABASE_OWNER_URL"
 STACK_ID_VARIABLE = "AERIE_STACK_ID"
 """Every process of a stack carries its id, so that ``down`` finds what outlived its parent."""
 
@@ -103,18 +111,36 @@ class StackConfiguration(BaseModel):
         """The embedded PostgreSQL."""
         return Cluster(private_folder() / "postgres", self.postgres_port, self.postgres_password)
 
+    def _user_password(self, user: str) -> str:
+        """Password of a user of the embedded PostgreSQL; it does not tell the owner's."""
+        return hmac.new(self.postgres_password.encode(), user.encode(), hashlib.sha256).hexdigest()
+
+    def _embedded_url(self, user: str) -> str:
+        return self.cluster.url("aerie", user=user, password=self._user_password(user))
+
     @property
     def database_url(self) -> str:
-        """URL of Aerie's own database: ``AERIE_DATABASE_URL``, else the embedded PostgreSQL's."""
-        return os.environ.get("AERIE_DATABASE_URL") or self.cluster.url("aerie")
+        """URL of Aerie's own database for the pipeline: ``AERIE_DATABASE_URL``, else the embedded PostgreSQL's."""
+        return os.environ.get("AERIE_DATABASE_URL") or self._embedded_url("aerie_pipeline")
+
+    @property
+    def dashboard_database_url(self) -> str:
+        """The same for the dashboard: ``AERIE_DATABASE_DASHBOARD_URL``, where the database is the user's own."""
+        if os.environ.get("AERIE_DATABASE_URL"):
+            return dashboard_database_url()
+        return self._embedded_url("aerie_dashboard")
+
+    @property
+    def owner_database_url(self) -> str:
+        """The same for who makes the tables: ``AERIE_DATABASE_OWNER_URL``, where the database is the user's own."""
+        return owner_database_url() if os.environ.get("AERIE_DATABASE_URL") else self.cluster.url("aerie")
 
     @property
     def airflow_database_url(self) -> str:
-        """URL of Airflow's metadata database, on the same PostgreSQL."""
-        given = os.environ.get("AERIE_DATABASE_URL")
-        if not given:
+        """URL of Airflow's metadata database, on the same PostgreSQL and of the same owner."""
+        if not os.environ.get("AERIE_DATABASE_URL"):
             return self.cluster.url("airflow")
-        parts = urlsplit(given)
+        parts = urlsplit(self.owner_database_url)
         return urlunsplit(parts._replace(path=f"{parts.path}_airflow"))
 
     def environment(self) -> dict[str, str]:
@@ -161,12 +187,13 @@ class StackConfiguration(BaseModel):
             for name, value in values.items()
         }
         return {
-            **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")},
+            **{name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", OWNER_VARIABLE))},
             **variables,
             "AIRFLOW_HOME": str(airflow_home),
             "AERIE_HOME": str(home),
             "AERIE_CONFIG": str(settings_path().absolute()),
             "AERIE_DATABASE_URL": self.database_url,
+            "AERIE_DATABASE_DASHBOARD_URL": self.dashboard_database_url,
             "PYTHONPATH": f"{PROJECT_ROOT / 'include'}{os.pathsep}{PROJECT_ROOT / 'plugins'}",
             "PATH": f"{home / 'envs' / 'airflow' / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "PYTHONUNBUFFERED": "1",

@@ -82,9 +82,9 @@ class Cluster:
         """The server's log."""
         return self.folder / "postgres.log"
 
-    def url(self, database: str) -> str:
-        """URL of one of the server's databases, password included."""
-        return f"postgresql://{ROLE}:{quote(self.password)}@127.0.0.1:{self.port}/{database}"
+    def url(self, database: str, *, user: str = ROLE, password: str | None = None) -> str:
+        """URL of one of the server's databases, password included; the owner's unless told otherwise."""
+        return f"postgresql://{user}:{quote(password or self.password)}@127.0.0.1:{self.port}/{database}"
 
     def binaries(self) -> Path:
         """``bin`` folder to run from; as root, a copy of the packaged one that the system user can read.

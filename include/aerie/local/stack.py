@@ -39,6 +39,7 @@ from aerie.serving.lease import read_lease
 from aerie.settings.machine import aerie_home, models_root, server_folder, stack_settings_path
 from aerie.settings.pipeline import load_settings
 from aerie.store.migrate import migrate
+from aerie.store.roles import grant_rights
 
 HEALTH_SECONDS = 240
 Report = Callable[[str], None]
@@ -111,11 +112,16 @@ def _start(configuration: StackConfiguration, report: Report) -> StackConfigurat
     if not os.environ.get("AERIE_DATABASE_URL"):
         report("starting PostgreSQL")
         configuration.cluster.start()
-    for url in (configuration.database_url, configuration.airflow_database_url):
+    for url in (configuration.owner_database_url, configuration.airflow_database_url):
         ensure_database(url)
     report("bringing the databases up to date")
     _migrate_airflow(configuration)
-    migrate(configuration.database_url)
+    migrate(configuration.owner_database_url)
+    grant_rights(
+        configuration.owner_database_url,
+        pipeline_url=configuration.database_url,
+        dashboard_url=configuration.dashboard_database_url,
+    )
     configuration.write_passwords()
     report(f"starting Airflow on {configuration.airflow_url}")
     with (aerie_home() / "logs" / "supervisor.log").open("ab") as log:

@@ -96,9 +96,17 @@ class Supervisor:
         log = aerie_home() / "logs" / f"{name}.log"
         with log.open("ab") as output:
             return subprocess.Popen(
-                ["airflow", name], env=self._environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                ["airflow", name], env=self._variables_of(name), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
                 start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
+
+    def _variables_of(self, name: str) -> dict[str, str]:
+        """Variables of a component: the web server is a dashboard's and has the database user that only reads."""
+        variables = dict(self._environment)
+        dashboard_url = variables.pop("AERIE_DATABASE_DASHBOARD_URL", None)
+        if name == "api-server" and dashboard_url:
+            variables["AERIE_DATABASE_URL"] = dashboard_url
+        return variables
 
     def _write_state(self) -> None:
         state = SupervisorState(

@@ -8,8 +8,10 @@ from aerie.errors import BadInput
 
 PROJECT_ROOT = Path(__file__).resolve().parents[3]
 
-# Airflow's connection strings are no business of a stage, and only control-side stages use the store.
+# Only control-side stages use the store.
 CONTROL_SIDE_VARIABLES = ("AERIE_DATABASE_URL",)
+# Of no business to any stage: Airflow's database, keys and connections, and who may change the store's tables.
+HIDDEN_PREFIXES = ("AIRFLOW_", "AERIE_DATABASE_OWNER_URL", "AERIE_DATABASE_DASHBOARD_URL")
 
 
 def aerie_home() -> Path:
@@ -71,9 +73,22 @@ def variables_of(environment: Literal["airflow", "serve", "model"]) -> dict[str,
     """Environment variables for a process that runs in one of the three environments."""
     hidden = () if environment == "airflow" else CONTROL_SIDE_VARIABLES
     kept = {
-        name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__") and name not in hidden
+        name: value for name, value in os.environ.items() if not name.startswith(HIDDEN_PREFIXES) and name not in hidden
     }
     return {**kept, "PYTHONPATH": str(PROJECT_ROOT / "include"), "PYTHONUNBUFFERED": "1"}
+
+
+def owner_database_url() -> str:
+    """URL of the user that owns the tables of Aerie's database and migrates them (``AERIE_DATABASE_OWNER_URL``).
+
+    Without the variable it is the pipeline's own user.
+    """
+    return os.environ.get("AERIE_DATABASE_OWNER_URL") or database_url()
+
+
+def dashboard_database_url() -> str:
+    """URL of the user that only reads (``AERIE_DATABASE_DASHBOARD_URL``), else of the pipeline's."""
+    return os.environ.get("AERIE_DATABASE_DASHBOARD_URL") or database_url()
 
 
 def database_url() -> str:

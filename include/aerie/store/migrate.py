@@ -13,6 +13,7 @@ from aerie.store.connection import connect
 MIGRATIONS = Path(__file__).parent / "migrations"
 # Of no meaning but being ours: two processes that migrate at once take turns.
 MIGRATION_LOCK = 7_310_574_001
+VERSION_TABLE = "aerie_version"
 
 
 def migrate(url: str) -> None:
