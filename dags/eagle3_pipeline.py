@@ -117,7 +117,7 @@ with DAG(
     benchmark >> approve_publish >> publish >> close_run
     # The trainer takes the GPUs that the server had.
     stop_generate >> start_capture
-    capture >> stop_capture >> train >> start_benchmark >> benchmark
-    benchmark >> stop_benchmark
+    capture >> stop_capture >> [train, start_benchmark]
+    train >> start_benchmark >> benchmark >> stop_benchmark
     # Where a person fails the run, all in between is skipped at once: what ends the servers is still waited for.
     [stop_generate, stop_capture, stop_benchmark] >> close_run

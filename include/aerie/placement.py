@@ -40,9 +40,7 @@ def placement_arguments(settings: PipelineSettings, stage: str) -> dict[str, Any
     require_known_stages(settings)
     default, own = (settings.placement.get(name, PlacementSettings()) for name in (DEFAULT, stage))
     placed = {**default.model_dump(exclude_unset=True), **own.model_dump(exclude_unset=True)}
-    if (
-        own.pool is None and stage in POOL_OF_STAGE
-    ):  # a default must not take it from what keeps the server's users apart
+    if own.pool is None and stage in POOL_OF_STAGE:  # a default pool does not keep apart what must be
         placed |= {"pool": POOL_OF_STAGE[stage], "pool_slots": own.pool_slots}
     return {name: value for name, value in placed.items() if value is not None}
 
