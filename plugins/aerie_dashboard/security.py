@@ -1,0 +1,65 @@
+"""Who may see and do what: Airflow's own users, roles and sessions. Nothing of the dashboard is open to strangers.
+
+A plugin's FastAPI app is open to anyone unless its routes ask; these dependencies are the whole app's, so that no
+page can be added without them.
+"""
+
+from urllib.parse import urlsplit
+
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag, requires_access_view
+from fastapi import Depends, HTTPException, Request, status
+
+DAG_ID = "eagle3_pipeline"
+READING = ("GET", "HEAD")
+
+_may_read = requires_access_dag("GET", DagAccessEntity.RUN, param_dag_id=DAG_ID)
+_may_read_tasks = requires_access_dag("GET", DagAccessEntity.TASK_INSTANCE, param_dag_id=DAG_ID)
+_may_act = requires_access_dag("PUT", DagAccessEntity.RUN, param_dag_id=DAG_ID)
+_may_read_logs = requires_access_dag("GET", DagAccessEntity.TASK_LOGS, param_dag_id=DAG_ID)
+
+
+def requires_role(request: Request, user: GetUserDep) -> None:
+    """Viewers of the pipeline see; whoever may change its runs acts. 401 for strangers, 403 for the wrong role."""
+    if request.method in READING:
+        _may_read(request, user)
+        _may_read_tasks(request, user)
+    else:
+        _may_act(request, user)
+
+
+def requires_logs(request: Request, user: GetUserDep) -> None:
+    """Whoever may read the logs of the pipeline's tasks may read its server's."""
+    _may_read_logs(request, user)
+
+
+def requires_own_origin(request: Request) -> None:
+    """What changes something comes from a page of this server, not from one that borrows the user's cookie.
+
+    A request with a bearer token borrows nothing.
+    """
+    if request.method in READING or request.headers.get("Authorization", "").lower().startswith("bearer "):
+        return
+    origin = request.headers.get("Origin")
+    if origin is None or urlsplit(origin).netloc != request.headers.get("Host"):
+        raise HTTPException(status.HTTP_403_FORBIDDEN, "this request does not come from a page of this server")
+
+
+CLOSED = [
+    Depends(requires_access_view(AccessView.WEBSITE)),
+    Depends(requires_role),
+    Depends(requires_own_origin),
+]
+"""Dependencies of every route."""
+
+HEADERS = {
+    # Nothing inline and nothing from elsewhere: a stored text that got through as markup could still do nothing.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Headers of every answer."""

@@ -1,0 +1,56 @@
+// What pages do by themselves: refresh while a run is running, and leave Airflow's frame for links to Airflow.
+(() => {
+  const framed = window.parent !== window;
+
+  // The frame may not navigate the page that it stands in; a link of that page may.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[data-airflow]");
+    if (!framed || !link) return;
+    event.preventDefault();
+    const outside = window.parent.document.createElement("a");
+    outside.href = link.href;
+    if (event.ctrlKey || event.metaKey || event.button === 1) outside.target = "_blank";
+    outside.click();
+  });
+
+  // <div data-refresh="seconds" data-source="url">: the part that is fetched again until the answer has no data-refresh.
+  const keepOpen = (part) =>
+    [...part.querySelectorAll("details")].map((one, index) => [index, one.open]).filter(([, open]) => open);
+
+  const refresh = async (part) => {
+    const status = document.querySelector("[data-live]");
+    try {
+      const answer = await fetch(part.dataset.source, { headers: { Accept: "text/html" }, credentials: "same-origin" });
+      if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
+      const made = document.createElement("template");
+      made.innerHTML = await answer.text();
+      const next = made.content.firstElementChild;
+      const open = keepOpen(part);
+      const focused = document.activeElement?.id;
+      part.replaceWith(next);
+      const details = next.querySelectorAll("details");
+      open.forEach(([index]) => details[index]?.setAttribute("open", ""));
+      if (focused) document.getElementById(focused)?.focus();
+      document.dispatchEvent(new CustomEvent("aerie:content"));
+      watch(next);
+    } catch (error) {
+      if (status) status.textContent = `not refreshed: ${error.message}; trying again`;
+      part.dataset.failed = "true";
+      watch(part);
+    }
+  };
+
+  const watch = (part) => {
+    if (part?.dataset.refresh) window.setTimeout(() => refresh(part), Number(part.dataset.refresh) * 1000);
+  };
+
+  document.querySelectorAll("[data-refresh]").forEach(watch);
+
+  // How old the figures are, counted on.
+  window.setInterval(() => {
+    const shown = document.querySelector("[data-age]");
+    if (!shown) return;
+    const seconds = Math.max(0, Math.round((Date.now() - Date.parse(shown.dateTime)) / 1000));
+    shown.textContent = seconds < 60 ? `${seconds} s ago` : `${Math.floor(seconds / 60)} min ago`;
+  }, 1000);
+})();
