@@ -12,6 +12,7 @@ from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import is_tokenised, load_settings
 from aerie_airflow.approvals import GateOperator
 from aerie_airflow.assets import CORPUS, DRAFTER, validated
+from aerie_airflow.notifications import RunFailureNotifier, TaskFailureNotifier
 from aerie_airflow.operators import FAIL_FOR_GOOD, CloseRunOperator, OpenRunOperator, StageOperator
 from aerie_airflow.timetable import OnDemandTimetable
 
@@ -70,7 +71,13 @@ with DAG(
     params=params,
     render_template_as_native_obj=True,
     tags=["aerie", "eagle-3"],
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=10), "retry_policy": FAIL_FOR_GOOD},
+    default_args={
+        "retries": 2,
+        "retry_delay": timedelta(seconds=10),
+        "retry_policy": FAIL_FOR_GOOD,
+        "on_failure_callback": TaskFailureNotifier(),
+    },
+    on_failure_callback=RunFailureNotifier(),
 ):
     open_run = OpenRunOperator(task_id="open_run")
 

@@ -9,7 +9,6 @@ from aerie.artefacts.previews import iterate_previews
 from aerie.artefacts.samples import iterate_verdicts
 from aerie.stages import StageRequest, StageResult
 from aerie.store.connection import Connection
-from aerie.store.queries.alerts import record_alert
 from aerie.store.queries.benchmarks import record_benchmark
 from aerie.store.queries.drafters import record_drafter
 from aerie.store.queries.leases import mark_lease_ended, record_lease
@@ -21,21 +20,11 @@ from aerie.store.queries.previews import load_previews
 
 
 def record_event(connection: Connection, stage: str, request: StageRequest, event: Mapping[str, Any]) -> None:
-    """Record a metric, an alert or what a launch turned out to hold; progress is for the log alone."""
+    """Record a metric or what a launch turned out to hold; progress is for the log, an alert for whoever sends it."""
     if event["type"] == "metric":
         at = datetime.fromtimestamp(event["time"], UTC)
         row = MetricRow(at, request.run_id, request.edition, request.dataset, stage, event["figures"])
         record_metrics(connection, [row])
-    elif event["type"] == "alert":
-        record_alert(
-            connection,
-            reason=event["reason"],
-            message=event["message"],
-            run_id=request.run_id,
-            edition=request.edition,
-            dataset=request.dataset,
-            stage=stage,
-        )
     elif event["type"] == "observation":
         record_observation(connection, Observation.model_validate(event["document"]))
 

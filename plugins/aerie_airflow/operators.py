@@ -14,14 +14,17 @@ from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryActi
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
 from airflow.utils.types import DagRunType
 
-from aerie.errors import AerieError, Busy, Failed
+from aerie.alerting import Alert
+from aerie.errors import AerieError, Busy
 from aerie.pipeline import RunParameters, place_of, run_parameters, stage_request
 from aerie.settings.machine import database_url, run_folder, settings_path
 from aerie.settings.pipeline import load_settings
 from aerie_airflow.assets import announce
+from aerie_airflow.notifications import RunFailed, send_alert
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.types import RuntimeTaskInstanceProtocol as RuntimeTaskInstance
 
     from aerie.stage_process import StageProcess
     from aerie.stages import StageRequest, StageResult
@@ -89,7 +92,7 @@ class StageOperator(BaseOperator):
         folder = run_folder(str(instance.run_id)) / str(instance.task_id) / f"try-{instance.try_number}"
         with connected(database_url(), application=f"aerie {instance.task_id}") as connection:
             self._process = StageProcess(
-                self.stage, request, folder, lambda event: self._report(connection, request, event)
+                self.stage, request, folder, lambda event: self._report(connection, request, event, instance)
             )
             result = self._run(self._process)
             record_result(connection, request, result)
@@ -114,13 +117,27 @@ class StageOperator(BaseOperator):
             self.log.error(str(error))
             raise
 
-    def _report(self, connection: Connection, request: StageRequest, event: Mapping[str, Any]) -> None:
+    def _report(
+        self, connection: Connection, request: StageRequest, event: Mapping[str, Any], instance: RuntimeTaskInstance
+    ) -> None:
         from aerie.recording import record_event
 
         if event["type"] == "progress":
             self.log.info(event["message"])
         elif event["type"] == "alert":
             self.log.warning("ALERT %s: %s", event["reason"], event["message"])
+            alert = Alert(
+                reason=event["reason"],
+                message=event["message"],
+                run_id=request.run_id,
+                edition=request.edition,
+                dataset=request.dataset,
+                stage=self.stage,
+                task_id=instance.task_id,
+                try_number=instance.try_number,
+                log_url=instance.log_url,
+            )
+            send_alert(connection, alert)
         record_event(connection, self.stage, request, event)
 
     def on_kill(self) -> None:
@@ -169,40 +186,41 @@ class OpenRunOperator(BaseOperator):
 
 
 class CloseRunOperator(BaseOperator):
-    """Writes the run's summary and fails where a task failed, so that the run ends as it went."""
+    """Writes the run's summary and fails where a task failed, so that the run ends as it went.
+
+    The DAG's callback, which Airflow calls then, tells of it (``RunFailureNotifier``).
+    """
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Record how the run ended.
 
         Raises:
-            Failed: a task of the run failed; names them.
+            RunFailed: a task of the run failed; names them, and how many were not run.
         """
         from aerie.store.connection import connected
-        from aerie.store.queries.alerts import record_alert
         from aerie.store.queries.runs import finish_run
         from aerie.summary import build_summary, rejections
 
         instance = context["ti"]
         run_id = str(instance.run_id)
         states: Mapping[str, Any] = instance.get_task_states(dag_id=instance.dag_id, run_ids=[run_id])[run_id]
-        bad = sorted(task for task, state in states.items() if state in ("failed", "upstream_failed"))
+        failed = sorted(task for task, state in states.items() if state == "failed")
+        not_run = sum(1 for state in states.values() if state == "upstream_failed")
         parameters = parameters_of(context)
         settings = load_settings(settings_path())
-        state = "failed" if bad else "success"
+        clean = not failed and not not_run
         with connected(database_url(), application="aerie close_run") as connection:
             summary = build_summary(connection, stage_request(settings, parameters, run_id=run_id))
-            finish_run(connection, run_id=run_id, state=state, summary=summary)
+            finish_run(connection, run_id=run_id, state="success" if clean else "failed", summary=summary)
             for rejection in rejections(summary):
                 message = f"run {run_id} ended by a decision: {rejection}; what came after was skipped"
                 self.log.warning(message)
-                record_alert(connection, reason="rejected", message=message, run_id=run_id, edition=parameters.edition)
-            if bad:
-                message = f"run {run_id}: {', '.join(bad)} did not succeed"
-                record_alert(
-                    connection, reason="run_failed", message=message, run_id=run_id, edition=parameters.edition
+                send_alert(
+                    connection, Alert(reason="rejected", message=message, run_id=run_id, edition=parameters.edition)
                 )
-        if bad:
-            raise Failed(f"the run did not finish cleanly: {', '.join(bad)}")
+        if not clean:
+            names = ", ".join(failed)
+            raise RunFailed(f"the run did not finish cleanly: {names} failed, {not_run:,} tasks were not run")
         return summary
 
 

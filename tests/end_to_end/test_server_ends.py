@@ -81,6 +81,12 @@ def alerts(run: Run) -> dict[str, str]:
     return dict(run.stack.query("SELECT reason, message FROM alerts WHERE run_id = %s", run.run_id))
 
 
+def run_failure(run: Run) -> str:
+    """The alert of a failed run: the DAG's callback records it, in the DAG processor, soon after the run's end."""
+    until(lambda: "run_failed" in alerts(run))
+    return alerts(run)["run_failed"]
+
+
 def check_nothing_is_left(stack: Stack, *servers: Seen) -> None:
     assert [server.left for server in servers] == [[] for _ in servers]
     assert not lease_path(stack.server_folder).exists()
@@ -106,7 +112,7 @@ def test_a_killed_workers_task_comes_back_to_its_server_and_a_task_marked_failed
     assert "Task killed" in run.log(GENERATE, 2)
     assert stage.find() is None
     assert (run.task_state(GENERATE), run.task_state(STOP)) == ("failed", "success")
-    assert GENERATE in alerts(run)["run_failed"]
+    assert GENERATE in run_failure(run)
     check_nothing_is_left(stack, server)
 
 
@@ -176,7 +182,7 @@ def test_what_a_crashed_host_left_harms_nobody_and_a_server_that_cannot_be_stopp
     assert (run.task_state(GENERATE), run.task_state(STOP)) == ("failed", "failed")
     stop = run.task(STOP)
     assert "was replaced" in stack.api.error("eagle3_pipeline", run.run_id, STOP, stop["try_number"])
-    assert STOP in alerts(run)["run_failed"]
+    assert STOP in run_failure(run)
     assert server.lease.server.find(), "the server ended before its lease was over: nothing was tested"
     until(lambda: not server.left)
     check_nothing_is_left(stack, server)

@@ -20,8 +20,8 @@ from aerie.stages import Environment
 END_TO_END = "end_to_end"
 FOLDERS: Mapping[Environment, tuple[str, ...]] = {
     "airflow": (
-        "artefacts", "settings", "store", "stages", "local", "generation", "benchmark", "plugins", "dags", "project",
-        "browser", END_TO_END,
+        "artefacts", "settings", "store", "stages", "local", "generation", "benchmark", "alerts", "plugins", "dags",
+        "project", "browser", END_TO_END,
     ),
     "model": ("demo", "sources", "prompts", "boundary", "corpus", "hidden_states", "training"),
     "serve": ("sgl_kernel_cpu", "serving"),

@@ -524,6 +524,17 @@ class PlacementSettings(Frozen):
     pool_slots: PositiveInt = 1
 
 
+class AlertSettings(Frozen):
+    """Who is told of what, beside the store's table of alerts.
+
+    ``connection_id`` is an Airflow connection of type Apprise; without it nobody is told. ``deadline_hours`` bounds a
+    run: it is fixed when the run is created, and a run that misses it, or is expected to, raises an alert.
+    """
+
+    connection_id: str = "aerie_alerts"
+    deadline_hours: PositiveFloat | None = None
+
+
 class PipelineSettings(Frozen):
     """The whole configuration. ``decontaminate`` are files of prompts, such as benchmarks', that no data may hold."""
 
@@ -546,6 +557,7 @@ class PipelineSettings(Frozen):
     expected_rates: ExpectedRates = ExpectedRates()
     approvals: ApprovalSettings = ApprovalSettings()
     placement: Mapping[str, PlacementSettings] = {}
+    alerts: AlertSettings = AlertSettings()
 
     @field_validator("datasets", mode="before")
     @classmethod

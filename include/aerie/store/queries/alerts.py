@@ -13,26 +13,43 @@ def record_alert(
     edition: str | None = None,
     dataset: str | None = None,
     stage: str | None = None,
-) -> None:
-    """Record an alert."""
+    task_id: str | None = None,
+    try_number: int | None = None,
+    log_url: str | None = None,
+) -> int:
+    """Record an alert; returns its id."""
     with transaction(connection) as cursor:
         cursor.execute(
             """
-            INSERT INTO alerts (run_id, edition, dataset, stage, reason, message) VALUES (%s, %s, %s, %s, %s, %s)
+            INSERT INTO alerts (run_id, edition, dataset, stage, task_id, try_number, log_url, reason, message)
+            VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING id
             """,
-            (run_id, edition, dataset, stage, reason, message),
+            (run_id, edition, dataset, stage, task_id, try_number, log_url, reason, message),
+        )
+        return int(next(cursor)[0])
+
+
+def record_delivery(connection: Connection, *, alert_id: int, delivered: bool, error: str | None) -> None:
+    """Record what became of an alert: whether a receiver took it, and what those said that did not."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "UPDATE alerts SET delivered_at = CASE WHEN %s THEN now() END, delivery_error = %s WHERE id = %s",
+            (delivered, error, alert_id),
         )
 
 
-def list_alerts(connection: Connection, *, edition: str | None = None, limit: int = 100) -> list[Row]:
+def list_alerts(
+    connection: Connection, *, edition: str | None = None, run_id: str | None = None, limit: int = 100
+) -> list[Row]:
     """The latest alerts, newest first."""
     with transaction(connection) as cursor:
         cursor.execute(
             """
-            SELECT * FROM alerts WHERE %(edition)s IS NULL OR edition = %(edition)s
+            SELECT * FROM alerts
+            WHERE (%(edition)s IS NULL OR edition = %(edition)s) AND (%(run_id)s IS NULL OR run_id = %(run_id)s)
             ORDER BY at DESC, id DESC LIMIT %(limit)s
             """,
-            {"edition": edition, "limit": limit},
+            {"edition": edition, "run_id": run_id, "limit": limit},
         )
         return list(as_mappings(cursor))
 
@@ -49,3 +66,39 @@ def acknowledge_alert(connection: Connection, *, alert_id: int, user: str) -> bo
             (user, alert_id),
         )
         return cursor.rowcount == 1
+
+
+def has_told(
+    connection: Connection,
+    *,
+    run_id: str,
+    task_id: str,
+    try_number: int | None,
+    reason: str,
+    message: str,
+    within_try: bool = False,
+) -> bool:
+    """Whether somebody was told of this before by a task: of this reason, or in these very words in this try.
+
+    ``within_try`` counts a reason only where this try told of it.
+    """
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            SELECT EXISTS (
+                SELECT FROM alerts
+                WHERE run_id = %(run_id)s AND task_id = %(task_id)s AND delivered_at IS NOT NULL
+                AND (reason = %(reason)s AND NOT %(within_try)s
+                     OR try_number = %(try_number)s AND (reason = %(reason)s OR message = %(message)s))
+            )
+            """,
+            {
+                "run_id": run_id,
+                "task_id": task_id,
+                "try_number": try_number,
+                "reason": reason,
+                "message": message,
+                "within_try": within_try,
+            },
+        )
+        return bool(next(cursor)[0])

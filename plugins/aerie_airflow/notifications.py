@@ -1,0 +1,272 @@
+"""Who is told of what: alerts go to the store, and through Apprise to the receivers of an Airflow connection.
+
+A receiver that fails, hangs or refuses never fails a task, and is never hidden: what it said is in the alert's row and
+in the log. What is heavy to import is imported where an alert is sent: this file is read with every DAG.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from airflow.sdk import BaseHook, BaseNotifier
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.log import mask_secret
+
+from aerie.alerting import (
+    RUN_FAILED,
+    TASK_FAILED,
+    WITHOUT_A_WORD,
+    Alert,
+    FailedTask,
+    first_useful_line,
+    run_failure,
+)
+from aerie.errors import AerieError, BadInput, Failed
+from aerie.settings.machine import database_url, settings_path
+from aerie.settings.pipeline import AlertSettings, load_settings
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from airflow.sdk import Context
+
+    from aerie.store.connection import Connection
+
+log = logging.getLogger(__name__)
+
+CLOSING_TASK = "close_run"
+
+
+class RunFailed(Failed):
+    """Raised by the closing task alone, to end its run as it went: the run's own alert tells of it."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What became of a message: whether a receiver took it, and what those said that did not."""
+
+    delivered: bool
+    error: str | None
+
+
+def send_alert(connection: Connection, alert: Alert) -> None:
+    """Record an alert and tell of it; what its task told of before is recorded only.
+
+    Raises:
+        Retryable: the store is gone. A delivery that fails raises nothing.
+    """
+    from aerie.store.queries.alerts import has_told, record_alert, record_delivery
+
+    told = (
+        alert.run_id is not None
+        and alert.task_id is not None
+        and has_told(
+            connection,
+            run_id=alert.run_id,
+            task_id=alert.task_id,
+            try_number=alert.try_number,
+            reason=alert.reason,
+            message=alert.message,
+            within_try=alert.reason == TASK_FAILED,
+        )
+    )
+    alert_id = record_alert(connection, **alert.model_dump())
+    if told:
+        log.info("alert %s is recorded, not sent: this task told of it before", alert.reason)
+        return
+    delivery = deliver_alert(alert)
+    if delivery is not None:
+        record_delivery(connection, alert_id=alert_id, delivered=delivery.delivered, error=delivery.error)
+
+
+def deliver_alert(alert: Alert) -> Delivery | None:
+    """Send an alert to the receivers of the configured connection; None where there is no such connection."""
+    from aerie.delivery import deliver
+
+    try:
+        urls = _receivers()
+        if urls is None:
+            return None
+        outcomes = deliver(urls, title=alert.title, body=alert.body, kind=alert.kind)
+    except Exception as error:  # noqa: BLE001 - a notifier never fails its task: the row and the log say what it was
+        delivery = Delivery(False, first_useful_line(error))
+    else:
+        failures = "; ".join(f"{one.receiver}: {one.error}" for one in outcomes if one.error is not None)
+        delivery = Delivery(any(one.error is None for one in outcomes), failures or None)
+    if delivery.error is not None:
+        log.error("alert %s was not delivered everywhere: %s", alert.reason, delivery.error)
+    return delivery
+
+
+def _receivers() -> list[str] | None:
+    """Apprise URLs of the configured connection, None where it does not exist. From now on the log masks them.
+
+    Raises:
+        BadInput: the connection is there, and has no URLs.
+    """
+    from airflow.providers.apprise.hooks.apprise import AppriseHook
+
+    from aerie.masking import secrets_of_url
+
+    connection_id = _alert_settings().connection_id
+    try:
+        connection = BaseHook.get_connection(connection_id)
+    except AirflowNotFoundException:
+        _say_that_nobody_is_told(connection_id)
+        return None
+    expected = f'connection {connection_id}: expected extra {{"config": [{{"path": "an Apprise URL"}}, ...]}}'
+    if "config" not in connection.extra_dejson:
+        raise BadInput(f"{expected}, and there is no config")
+    config = AppriseHook(connection_id).get_config_from_conn(connection)
+    entries = config if isinstance(config, list) else [config]
+    if not entries or not all(isinstance(entry, dict) and isinstance(entry.get("path"), str) for entry in entries):
+        raise BadInput(f"{expected}, and an entry has no path")
+    urls = [str(entry["path"]) for entry in entries]
+    for url in urls:
+        for secret in secrets_of_url(url):
+            mask_secret(secret)
+    return urls
+
+
+def _alert_settings() -> AlertSettings:
+    """Settings of alerts; where the configuration is what is wrong, an alert that says so is still sent."""
+    try:
+        return load_settings(settings_path()).alerts
+    except BadInput as error:
+        defaults = AlertSettings()
+        log.warning("alerts go to connection %s, because the configuration is wrong: %s", defaults.connection_id, error)
+        return defaults
+
+
+@cache
+def _say_that_nobody_is_told(connection_id: str) -> None:
+    log.info("alerts are in the store only: there is no Airflow connection %s (docs/airflow.md)", connection_id)
+
+
+class _AlertNotifier(BaseNotifier):
+    """A notifier that runs wherever Airflow calls it: in a task, in the DAG processor, or in the triggerer."""
+
+    async def async_notify(self, context: Context) -> None:
+        """As ``notify``, beside the triggerer's event loop: a receiver that hangs holds up no trigger."""
+        await asyncio.to_thread(self.notify, context)
+
+
+class TaskFailureNotifier(_AlertNotifier):
+    """Tells of a task that failed for good: what its error says first, and where its log is."""
+
+    def notify(self, context: Context) -> None:
+        """Send the alert, where the task does not only end its run as it went."""
+        error = context.get("exception")
+        if not isinstance(error, RunFailed):
+            alert = _task_failure(context, error)
+            _with_store(lambda connection: _tell(connection, alert))
+
+
+class RunFailureNotifier(_AlertNotifier):
+    """Records that a run failed, and tells of it where a task failed that told nothing itself.
+
+    A task that a person marks failed does not get to its own callback; the DAG's is called at the end of the run.
+    """
+
+    def notify(self, context: Context) -> None:
+        """Record the alert, and send it where it is news."""
+
+        def tell(connection: Connection | None) -> None:
+            alert, news = _run_failure(context, connection)
+            _tell(connection, alert, news=news)
+
+        _with_store(tell)
+
+
+def _task_failure(context: Context, error: Any) -> Alert:
+    instance, task = context["ti"], context["task"]
+    return Alert(
+        reason=TASK_FAILED,
+        message=first_useful_line(error) if error else WITHOUT_A_WORD,
+        run_id=instance.run_id,
+        edition=context["params"].get("edition"),
+        dataset=getattr(task, "dataset", None),
+        stage=getattr(task, "stage", None),
+        task_id=instance.task_id,
+        try_number=instance.try_number,
+        log_url=instance.log_url,
+    )
+
+
+def _run_failure(context: Context, connection: Connection | None) -> tuple[Alert, bool]:
+    """A failed run's alert, and whether it is news."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    dag, run_id = context["dag"], str(context["run_id"])
+    states = RuntimeTaskInstance.get_task_states(dag_id=dag.dag_id, run_ids=[run_id]).get(run_id, {})
+    failed = [task.task_id for task in dag.tasks if states.get(task.task_id) == "failed"]
+    failed = [task_id for task_id in failed if task_id != CLOSING_TASK] or failed
+    edition, told = _told_of_run(connection, run_id, since=getattr(context.get("dag_run"), "start_date", None))
+    failed.sort(key=lambda task_id: list(told).index(task_id) if task_id in told else len(told))
+    tasks = [FailedTask(task_id, told[task_id]) if task_id in told else FailedTask(task_id) for task_id in failed]
+    not_run = sum(1 for state in states.values() if state == "upstream_failed")
+    alert = Alert(
+        reason=RUN_FAILED,
+        message=run_failure(tasks, not_run=not_run, reason=str(context["reason"])),
+        run_id=run_id,
+        edition=edition,
+        dataset=getattr(dag.get_task(failed[0]), "dataset", None) if failed else None,
+        stage=getattr(dag.get_task(failed[0]), "stage", None) if failed else None,
+        log_url=_page_of(dag.dag_id, run_id, failed[0] if failed else None),
+    )
+    return alert, not failed or any(task_id not in told for task_id in failed)
+
+
+def _told_of_run(
+    connection: Connection | None, run_id: str, *, since: datetime | None
+) -> tuple[str | None, dict[str, str]]:
+    """A run's edition, and what its tasks told of their failures since it began, first things first."""
+    from aerie.store.queries.alerts import list_alerts
+    from aerie.store.queries.runs import read_run
+
+    if connection is None:
+        return None, {}
+    run = read_run(connection, run_id=run_id)
+    rows = reversed(list_alerts(connection, run_id=run_id))
+    failures = [row for row in rows if row["reason"] == TASK_FAILED and (since is None or row["at"] >= since)]
+    return run["edition"] if run else None, {row["task_id"]: row["message"] for row in failures}
+
+
+def _page_of(dag_id: str, run_id: str, task_id: str | None) -> str:
+    """Airflow's page of a task in a run, with its log; of the run, where no task is to blame."""
+    from airflow.sdk.configuration import conf
+
+    base = str(conf.get("api", "base_url", fallback="http://localhost:8080")).rstrip("/")
+    return f"{base}/dags/{dag_id}/runs/{quote(run_id)}" + (f"/tasks/{task_id}" if task_id else "")
+
+
+def _tell(connection: Connection | None, alert: Alert, *, news: bool = True) -> None:
+    """Record an alert where there is a store, and send it where it is news."""
+    from aerie.store.queries.alerts import record_alert
+
+    log.warning("ALERT %s: %s", alert.reason, alert.message)
+    if connection is None:
+        if news:
+            deliver_alert(alert)
+    elif news:
+        send_alert(connection, alert)
+    else:
+        record_alert(connection, **alert.model_dump())
+
+
+def _with_store(tell: Callable[[Connection | None], None]) -> None:
+    """Tell with the store at hand; where it is gone, once more without it: somebody must still hear of it."""
+    from aerie.store.connection import connected
+
+    try:
+        with connected(database_url(), application="aerie alerts") as connection:
+            tell(connection)
+    except AerieError as error:
+        log.error("an alert is not recorded in the store: %s", error)
+        tell(None)

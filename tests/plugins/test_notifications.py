@@ -1,0 +1,188 @@
+import asyncio
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.execution_time import task_runner
+
+from aerie.alerting import Alert
+from aerie.errors import Failed
+from aerie.store.connection import connected
+from aerie.store.queries.alerts import list_alerts
+from aerie_airflow import notifications
+from aerie_airflow.notifications import RunFailed, RunFailureNotifier, TaskFailureNotifier, send_alert
+from aerie_airflow.operators import StageOperator
+from tests.receivers import SECRET, receiving
+
+LOG_URL = "http://airflow/dags/pipeline/runs/r/tasks/B1_glaive.generate?try_number=1"
+ALERT = Alert(
+    reason="quarantine_rate",
+    message="main/B1_glaive stopped by quarantine_rate: 31 %",
+    run_id="r",
+    edition="main",
+    dataset="B1_glaive",
+    stage="generate",
+    task_id="B1_glaive.generate",
+    try_number=1,
+    log_url=LOG_URL,
+)
+
+
+@pytest.fixture
+def store(database_url, monkeypatch):
+    monkeypatch.setenv("AERIE_DATABASE_URL", database_url)
+    with connected(database_url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def receiver():
+    with receiving() as receiver:
+        yield receiver
+
+
+def connect(monkeypatch, *urls):
+    extra = {"config": [{"path": url} for url in urls]}
+    monkeypatch.setenv("AIRFLOW_CONN_AERIE_ALERTS", json.dumps({"conn_type": "apprise", "extra": extra}))
+
+
+def rows(connection):
+    return list(reversed(list_alerts(connection)))
+
+
+def task_context(error=None, *, task_id="B1_glaive.generate", try_number=1):
+    return {
+        "exception": error,
+        "params": {"edition": "main"},
+        "task": SimpleNamespace(dataset="B1_glaive", stage="generate"),
+        "ti": SimpleNamespace(run_id="r", task_id=task_id, try_number=try_number, log_url=LOG_URL),
+    }
+
+
+def run_context(monkeypatch, **states):
+    """What the DAG's callback gets: the last task that failed is the one that closed the run."""
+    with DAG(dag_id="pipeline", schedule=None) as dag:
+        for name in states:
+            StageOperator(task_id=name, stage="generate", dataset="B1_glaive" if "." in name else None)
+    answer = SimpleNamespace(task_states={"r": states})
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", SimpleNamespace(send=lambda _: answer), raising=False)
+    return {"dag": dag, "run_id": "r", "reason": "task_failure"}
+
+
+def test_an_alert_arrives_with_data_set_reason_first_useful_line_and_log(store, receiver, monkeypatch):
+    connect(monkeypatch, receiver.url("take"))
+    send_alert(store, ALERT)
+    (message,) = receiver.messages
+    assert message["title"] == "Aerie: quarantine rate (B1_glaive)"
+    for fact in (ALERT.message, "Data set: B1_glaive", "Reason: quarantine_rate", f"Log: {LOG_URL}"):
+        assert fact in message["message"]
+    (row,) = rows(store)
+    assert (row["task_id"], row["try_number"], row["log_url"]) == ("B1_glaive.generate", 1, LOG_URL)
+    assert row["delivered_at"] is not None
+    assert row["delivery_error"] is None
+
+
+@pytest.mark.parametrize("behaviour", ["refuse", "hang"])
+def test_a_receiver_that_fails_fails_no_task_and_is_told_in_row_and_log(
+    store, receiver, monkeypatch, caplog, behaviour
+):
+    monkeypatch.setattr("aerie.delivery.DELIVERY_SECONDS", 0.5)
+    connect(monkeypatch, receiver.url(behaviour), receiver.url("take"))
+    send_alert(store, ALERT)
+    assert len(receiver.messages) == 1, "a receiver that fails kept the message from another"
+    (row,) = rows(store)
+    assert row["delivered_at"] is not None
+    assert "JSON (127.0.0.1" in row["delivery_error"]
+    assert row["delivery_error"] in caplog.text
+    assert SECRET not in caplog.text + str(row)
+
+
+def test_a_connection_that_is_written_wrong_is_told_in_row_and_log(store, monkeypatch, caplog):
+    monkeypatch.setenv("AIRFLOW_CONN_AERIE_ALERTS", json.dumps({"conn_type": "apprise", "extra": {"url": SECRET}}))
+    send_alert(store, ALERT)
+    (row,) = rows(store)
+    assert row["delivered_at"] is None
+    assert 'expected extra {"config"' in row["delivery_error"]
+    assert row["delivery_error"] in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_without_a_connection_the_row_is_all_and_the_log_says_so_once(store, caplog):
+    notifications._say_that_nobody_is_told.cache_clear()
+    caplog.set_level(logging.INFO)
+    send_alert(store, ALERT)
+    send_alert(store, ALERT.model_copy(update={"reason": "canary", "message": "other"}))
+    assert [row["delivery_error"] for row in rows(store)] == [None, None]
+    assert caplog.text.count("there is no Airflow connection aerie_alerts") == 1
+    assert all(record.levelno <= logging.INFO for record in caplog.records)
+
+
+def test_a_task_tells_of_one_reason_once_and_of_its_failure_not_twice(store, receiver, monkeypatch):
+    connect(monkeypatch, receiver.url("take"))
+    send_alert(store, ALERT)
+    send_alert(store, ALERT.model_copy(update={"message": "main/B1_glaive: 35 %", "try_number": 2}))
+    TaskFailureNotifier()(task_context(Failed(ALERT.message)))
+    assert len(receiver.messages) == 1
+    assert [row["reason"] for row in rows(store)] == ["quarantine_rate", "quarantine_rate", "task_failed"]
+    TaskFailureNotifier()(task_context(Failed(ALERT.message), try_number=3))
+    assert len(receiver.messages) == 2, "a task that fails again after it was cleared tells nobody"
+
+
+def test_an_alert_that_reached_nobody_is_told_again(store, receiver, monkeypatch):
+    connect(monkeypatch, receiver.url("refuse"))
+    send_alert(store, ALERT)
+    connect(monkeypatch, receiver.url("take"))
+    send_alert(store, ALERT)
+    assert len(receiver.messages) == 1
+
+
+def test_one_failed_task_gives_one_message_and_the_run_a_row(store, receiver, monkeypatch):
+    connect(monkeypatch, receiver.url("take"))
+    TaskFailureNotifier()(task_context(Failed("no room for the server\nmore"), task_id="plan"))
+    TaskFailureNotifier()(task_context(RunFailed("the run did not finish cleanly"), task_id="close_run"))
+    others = {f"B{n}.generate": "upstream_failed" for n in range(1, 28)}
+    RunFailureNotifier()(run_context(monkeypatch, plan="failed", **others, close_run="failed"))
+    (message,) = receiver.messages
+    assert message["message"].startswith("no room for the server\n")
+    assert "Reason: task_failed" in message["message"]
+    _, run = rows(store)
+    assert run["reason"] == "run_failed"
+    assert run["message"] == "plan failed: no room for the server; 27 tasks were not run because of that"
+    assert run["log_url"].endswith("/dags/pipeline/runs/r/tasks/plan")
+
+
+def test_a_task_that_a_person_marked_failed_is_told_by_the_runs_callback(store, receiver, monkeypatch):
+    connect(monkeypatch, receiver.url("take"))
+    states = {"plan": "success", "B1_glaive.generate": "failed", "close_run": "failed"}
+    RunFailureNotifier()(run_context(monkeypatch, **states))
+    (message,) = receiver.messages
+    assert message["title"] == "Aerie: run failed (B1_glaive)"
+    assert message["message"].startswith("B1_glaive.generate failed: it was ended from outside")
+    assert "/runs/r/tasks/B1_glaive.generate" in message["message"]
+
+
+def test_a_callback_tells_without_the_store_too(receiver, monkeypatch, caplog):
+    connect(monkeypatch, receiver.url("take"))
+    monkeypatch.setenv("AERIE_DATABASE_URL", f"postgresql://aerie:{SECRET}@127.0.0.1:9/aerie")
+    TaskFailureNotifier()(task_context(Failed("no room"), task_id="plan"))
+    assert len(receiver.messages) == 1
+    assert "not recorded in the store" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_an_alert_about_a_configuration_that_is_wrong_is_sent(store, receiver, monkeypatch, tmp_path, caplog):
+    wrong = tmp_path / "config.yaml"
+    wrong.write_text("name: 1")
+    monkeypatch.setenv("AERIE_CONFIG", str(wrong))
+    connect(monkeypatch, receiver.url("take"))
+    send_alert(store, ALERT)
+    assert len(receiver.messages) == 1
+    assert "alerts go to connection aerie_alerts, because the configuration is wrong" in caplog.text
+
+
+def test_a_notifier_can_be_awaited_in_the_triggerer(store, receiver, monkeypatch):
+    connect(monkeypatch, receiver.url("take"))
+    asyncio.run(TaskFailureNotifier().async_notify(task_context(Failed("no room"), task_id="plan")))
+    assert len(receiver.messages) == 1
