@@ -90,6 +90,22 @@ def _record_benchmark(connection: Connection, request: StageRequest, result: Sta
     )
 
 
+def _record_drafter_benchmark(connection: Connection, request: StageRequest, result: StageResult) -> None:
+    if result.manifest is None or request.target is None:
+        return
+    for measured in result.manifest.counts["measurements"]:
+        record_benchmark(
+            connection,
+            measured_at=result.manifest.finished_at,
+            run_id=request.run_id,
+            edition=request.edition,
+            drafter_id=request.target.drafter_id,
+            fingerprint=result.manifest.fingerprint,
+            concurrency=measured["settings"]["concurrency"],
+            document=measured,
+        )
+
+
 def drafter_id_of(edition: str, fingerprint: str) -> str:
     """Name of a drafter in the registry, from the fingerprint of its export."""
     return f"{edition}-{fingerprint[:12]}"
@@ -113,4 +129,5 @@ RECORDERS: Mapping[str, Callable[[Connection, StageRequest, StageResult], None]]
     "export": _record_drafter,
     "benchmark": _record_benchmark,
     "publish": _record_drafter,
+    "benchmark_drafter": _record_drafter_benchmark,
 }

@@ -22,6 +22,7 @@ from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.locks import dataset_lock, edition_lock
 from aerie.artefacts.manifest import Manifest
 from aerie.errors import AerieError, BadInput, Retryable
+from aerie.settings.benchmark_target import BenchmarkTarget
 from aerie.settings.pipeline import DatasetSettings, PipelineSettings
 
 Environment = Literal["airflow", "serve", "model"]
@@ -32,7 +33,7 @@ class StageRequest(BaseModel):
 
     ``server_folder`` is where the server's keeper writes its lease and log. ``selected`` are the data sets of this run;
     an edition may hold more. ``phase`` is what a server is started or stopped for. ``force`` ignores a manifest that
-    already answers the request.
+    already answers the request. ``target`` is what ``benchmark_drafter`` measures.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,6 +47,7 @@ class StageRequest(BaseModel):
     phase: Literal["generate", "capture", "benchmark"] | None = None
     run_id: str
     force: bool = False
+    target: BenchmarkTarget | None = None
 
     @property
     def files(self) -> EditionFiles:
@@ -162,6 +164,7 @@ STAGES: Mapping[str, Stage] = {
         Stage("train", "model", "aerie.training.stage:train"),
         Stage("export", "model", "aerie.training.stage:export"),
         Stage("benchmark", "airflow", "aerie.benchmark.stage:benchmark"),
+        Stage("benchmark_drafter", "airflow", "aerie.benchmark.any_drafter:benchmark_drafter"),
         Stage("publish", "model", "aerie.training.stage:publish"),
     )
 }

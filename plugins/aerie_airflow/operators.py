@@ -68,11 +68,6 @@ class StageOperator(BaseOperator):
             AirflowRescheduleException: another run has what the stage works on.
             BadInput, Failed, Retryable: what the stage raised.
         """
-        from aerie.asset_facts import asset_facts
-        from aerie.recording import record_result
-        from aerie.stage_process import StageProcess
-        from aerie.store.connection import connected
-
         parameters = parameters_of(context)
         place = place_of(parameters, stage=self.stage, dataset=self.dataset, phase=self.phase)
         if place == "outside":
@@ -81,14 +76,22 @@ class StageOperator(BaseOperator):
             self.log.info("left as it is: this run begins at %s", parameters.first)
             self.outlets = []  # nobody looked whether there is an answer: no asset event
             return {"reused": True, "counts": {}, "data": {}}
-        instance = context["ti"]
         request = stage_request(
             load_settings(settings_path()),
             parameters,
-            run_id=str(instance.run_id),
+            run_id=str(context["ti"].run_id),
             dataset=self.dataset,
             phase=self.phase,
         )
+        return self._run(context, request)
+
+    def _run(self, context: Context, request: StageRequest) -> dict[str, Any]:
+        from aerie.asset_facts import asset_facts
+        from aerie.recording import record_result
+        from aerie.stage_process import StageProcess
+        from aerie.store.connection import connected
+
+        instance = context["ti"]
         folder = run_folder(str(instance.run_id)) / str(instance.task_id) / f"try-{instance.try_number}"
         with connected(database_url(), application=f"aerie {instance.task_id}") as connection:
             self._process = StageProcess(

@@ -125,6 +125,10 @@ class EditionFiles:
         """Benchmark requests and results."""
         return self.folder / "benchmark"
 
+    def drafter_benchmark(self, fingerprint: str) -> Path:
+        """Measurements of any drafter on this edition's prompts, written by ``benchmark_drafter``."""
+        return self.folder / "benchmarks" / fingerprint[:12]
+
     def manifest(self, stage: str) -> Path:
         """Manifest of ``stage`` for the whole edition."""
         return self.folder / f"{stage}.manifest.json"

@@ -154,28 +154,31 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     return None if len(left) == len(right) else min(len(left), len(right))
 
 
-def summarise(without: Runs, untrained: Runs | None, trained: Runs) -> dict[str, Any]:
-    """Figures over all requests and by data set, as they stand in results and manifest."""
-    different = divergences(without, trained)
+def summarise(without: Runs | None, untrained: Runs | None, trained: Runs) -> dict[str, Any]:
+    """Figures over all requests and by data set, as they stand in results and manifest.
+
+    What has nothing to be compared with is None: speed-up and losslessness, where nothing ran ``without`` the drafter.
+    """
+    different = None if without is None else divergences(without, trained)
     return {
-        **_figures(list(without.values()), list(trained.values())),
+        **_figures(None if without is None else list(without.values()), list(trained.values())),
         "acceptance_length_untrained": _pooled(untrained.values()) if untrained else None,
-        "lossless": not different,
-        "divergences": [vars(divergence) for divergence in different],
+        "lossless": None if different is None else not different,
+        "divergences": [vars(divergence) for divergence in different or ()],
         "per_dataset": {
             key: {
-                **_figures([without[key]], [run]),
+                **_figures(None if without is None else [without[key]], [run]),
                 "acceptance_length_untrained": _pooled([untrained[key]]) if untrained and key in untrained else None,
-                "lossless": all(divergence.dataset != key for divergence in different),
+                "lossless": None if different is None else all(one.dataset != key for one in different),
             }
             for key, run in trained.items()
         },
     }
 
 
-def _figures(without: Sequence[DatasetRun], trained: Sequence[DatasetRun]) -> dict[str, Any]:
+def _figures(without: Sequence[DatasetRun] | None, trained: Sequence[DatasetRun]) -> dict[str, Any]:
     requests = [request for run in trained for request in run.requests]
-    speed, own_speed = tokens_per_second(trained), tokens_per_second(without)
+    speed, own_speed = tokens_per_second(trained), None if without is None else tokens_per_second(without)
     return {
         "acceptance_length": acceptance_length(requests),
         "acceptance_rate": acceptance_rate(requests),
@@ -184,8 +187,8 @@ def _figures(without: Sequence[DatasetRun], trained: Sequence[DatasetRun]) -> di
         "completion_tokens": sum(run.tokens for run in trained),
         "cut_by_cap": sum(request.finish_reason == "length" for request in requests),
         "tokens_per_second": round(speed, 1),
-        "tokens_per_second_without": round(own_speed, 1),
-        "speed_up": round(speed / own_speed, 3),
+        "tokens_per_second_without": None if own_speed is None else round(own_speed, 1),
+        "speed_up": None if own_speed is None else round(speed / own_speed, 3),
     }
 
 

@@ -92,6 +92,18 @@ def read_server_facts(url: str) -> ServerFacts:
         raise Failed(f"{url}/server_info: not what a benchmark needs of SGLang: {fields}") from error
 
 
+def flush_cache(url: str) -> None:
+    """Empty the prefix cache of a server of ours, so that prompts sent before cost what they cost.
+
+    Raises:
+        Retryable: it does not answer.
+    """
+    try:
+        requests.post(f"{url.rstrip('/')}/flush_cache", timeout=ANSWER_SECONDS).raise_for_status()
+    except requests.RequestException as error:
+        raise Retryable(f"the server at {url} does not empty its cache: {error}") from error
+
+
 def require_drafter(facts: ServerFacts, drafter: Path | None, asked: BenchmarkSettings) -> None:
     """Require that the server runs exactly the drafter and the settings that are to be measured.
 

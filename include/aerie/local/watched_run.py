@@ -24,6 +24,7 @@ from aerie.summary import in_order, tables
 
 DAG_ID = "eagle3_pipeline"
 POLL_SECONDS = 3.0
+TOLD_STATES = ("running", "awaiting_input", "failed", "up_for_retry", "success")
 DAG_SECONDS = 120
 EditionCounts = Mapping[tuple[str, str], LedgerCounts]
 Report = Callable[[str], None]
@@ -131,7 +132,7 @@ def _report_changes(tasks: list[Any], seen: dict[str, str], report: Report) -> N
     done = Counter(task["state"] or "waiting" for task in tasks)
     for task in tasks:
         state = task["state"]
-        if state in ("running", "awaiting_input", "failed", "up_for_retry", "success") and seen.get(task["task_id"]) != state:
+        if state in TOLD_STATES and seen.get(task["task_id"]) != state:
             seen[task["task_id"]] = state
             duration = f" in {task['duration']:.0f} s" if task["duration"] and state != "running" else ""
             report(f"[{done['success']:2}/{len(tasks)}] {task['task_id']}: {state}{duration}")

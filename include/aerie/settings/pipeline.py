@@ -146,6 +146,9 @@ def _server_url(url: str) -> str:
     return url.rstrip("/")
 
 
+ServerUrl = Annotated[str, AfterValidator(_server_url)]
+"""Address of a server that someone runs: a host and a port alone."""
+
 _OBSERVED = re.compile(r"0\.[0-9]*[1-9][0-9]*(?::[a-z0-9_]+)?")
 
 AROUND_THE_SERVER = frozenset(
@@ -176,7 +179,7 @@ class ServingSettings(Frozen):
     """
 
     backend: Literal["local", "external"] = "local"
-    external_url: Annotated[str, AfterValidator(_server_url)] | None = None
+    external_url: ServerUrl | None = None
     device: Literal["cuda", "cpu"] = "cuda"
     host: str = "127.0.0.1"
     port: int | None = None

@@ -1,0 +1,45 @@
+"""A benchmark of any drafter, outside the pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowSkipException
+
+from aerie.settings.machine import database_url, settings_path
+from aerie.settings.pipeline import load_settings
+from aerie_airflow.assets import DRAFTER
+from aerie_airflow.operators import StageOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class BenchmarkOperator(StageOperator):
+    """Runs a stage of a benchmark whose parameters name any drafter, or a server.
+
+    Without either it takes the drafter whose asset started the run.
+    """
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run the stage and return its counts.
+
+        Raises:
+            AirflowSkipException: the server is someone else's and not ours to stop.
+            BadInput, Failed, Retryable: the parameters make no benchmark, or what the stage raised.
+        """
+        from aerie.drafter_benchmarks import benchmark_request, parse_parameters, plain_request
+        from aerie.store.connection import connected
+        from aerie.store.queries.drafters import list_drafters
+
+        settings, run_id = load_settings(settings_path()), str(context["ti"].run_id)
+        parameters = parse_parameters(context["params"])
+        if self.stage == "serve_stop":
+            if parameters.server_url is not None:
+                raise AirflowSkipException(f"{parameters.server_url} is someone else's server: it is left running")
+            return self._run(context, plain_request(settings, parameters, run_id=run_id))
+        events = context["triggering_asset_events"].get(DRAFTER, ())
+        parameters = parameters.with_published(event.extra for event in events)
+        with connected(database_url(), application=f"aerie {self.task_id}") as connection:
+            drafters = list_drafters(connection)
+        return self._run(context, benchmark_request(settings, parameters, drafters, run_id=run_id))
