@@ -16,13 +16,15 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from aerie.pipeline import DEFAULT_EDITION, EDITION_PATTERN
+from aerie.placement import placement_arguments
 from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import is_tokenised, load_settings
 from aerie_airflow.assets import DRAFTER
 from aerie_airflow.benchmarks import BenchmarkOperator
 from aerie_airflow.operators import FAIL_FOR_GOOD
 
-DATASETS = [key for key in load_settings(settings_path()).datasets if not is_tokenised(key)]
+SETTINGS = load_settings(settings_path())
+DATASETS = [key for key in SETTINGS.datasets if not is_tokenised(key)]
 
 
 def optional(kind: str, title: str, description: str, **schema: object) -> Param:
@@ -82,10 +84,12 @@ with DAG(
     max_active_runs=1,
     params=params,
     tags=["aerie", "eagle-3"],
-    default_args={
-        "retries": 2, "retry_delay": timedelta(seconds=10), "retry_policy": FAIL_FOR_GOOD, "pool": "aerie_server",
-    },
-):  # fmt: skip
-    measure = BenchmarkOperator(task_id="measure", stage="benchmark_drafter")
-    stop_server = BenchmarkOperator(task_id="stop_server", stage="serve_stop", phase="benchmark")
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=10), "retry_policy": FAIL_FOR_GOOD},
+):
+    measure = BenchmarkOperator(
+        task_id="measure", stage="benchmark_drafter", **placement_arguments(SETTINGS, "benchmark_drafter")
+    )
+    stop_server = BenchmarkOperator(
+        task_id="stop_server", stage="serve_stop", phase="benchmark", **placement_arguments(SETTINGS, "serve_stop")
+    )
     measure >> stop_server.as_teardown()

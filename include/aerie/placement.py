@@ -25,7 +25,7 @@ SERVER_POOL = Pool("aerie_server", 1, "Tasks that drive the inference server; it
 GPU_POOL = Pool("aerie_gpus", 1, "Tasks that take the GPUs of the host: the server's start, and training")
 
 POOL_OF_STAGE: Mapping[str, str] = {
-    **dict.fromkeys(("generate", "capture", "benchmark"), SERVER_POOL.name),
+    **dict.fromkeys(("generate", "capture", "benchmark", "benchmark_drafter"), SERVER_POOL.name),
     **dict.fromkeys(("serve_start", "train"), GPU_POOL.name),
 }
 """Pools of the stages that the configuration gives none."""

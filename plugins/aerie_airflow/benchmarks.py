@@ -37,9 +37,9 @@ class BenchmarkOperator(StageOperator):
         if self.stage == "serve_stop":
             if parameters.server_url is not None:
                 raise AirflowSkipException(f"{parameters.server_url} is someone else's server: it is left running")
-            return self._run(context, plain_request(settings, parameters, run_id=run_id))
+            return self._answer(context, plain_request(settings, parameters, run_id=run_id))
         events = context["triggering_asset_events"].get(DRAFTER, ())
         parameters = parameters.with_published(event.extra for event in events)
         with connected(database_url(), application=f"aerie {self.task_id}") as connection:
             drafters = list_drafters(connection)
-        return self._run(context, benchmark_request(settings, parameters, drafters, run_id=run_id))
+        return self._answer(context, benchmark_request(settings, parameters, drafters, run_id=run_id))

@@ -83,9 +83,9 @@ class StageOperator(BaseOperator):
             dataset=self.dataset,
             phase=self.phase,
         )
-        return self._run(context, request)
+        return self._answer(context, request)
 
-    def _run(self, context: Context, request: StageRequest) -> dict[str, Any]:
+    def _answer(self, context: Context, request: StageRequest) -> dict[str, Any]:
         from aerie.asset_facts import asset_facts
         from aerie.recording import record_result
         from aerie.stage_process import StageProcess

@@ -126,9 +126,10 @@ def test_a_configuration_that_is_wrong_is_an_import_error_that_says_what(monkeyp
     configuration = tmp_path / "config.yaml"
     configuration.write_text("name: x\n")
 
-    (error,) = bag_of(monkeypatch, configuration).import_errors.values()
+    errors = bag_of(monkeypatch, configuration).import_errors
 
-    assert f"BadInput: {configuration}: " in error.splitlines()[-1]
+    assert len(errors) == len(list((PROJECT_ROOT / "dags").glob("*.py")))
+    assert all(f"BadInput: {configuration}: " in error.splitlines()[-1] for error in errors.values())
 
 
 def place(parameters: RunParameters, stage: str, dataset: str | None = None, phase: str | None = None) -> str:
