@@ -7,11 +7,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.base import RequestResponseEndpoint
 
 from aerie.errors import BadInput, Retryable
-from aerie_dashboard.pages import overview, static
+from aerie_dashboard.pages import alerts, dataset, drafter, overview, static
 from aerie_dashboard.rendering import render
 from aerie_dashboard.security import CLOSED, HEADERS
 
-PAGES = (overview.router, static.router)
+PAGES = (alerts.router, dataset.router, drafter.router, overview.router, static.router)
 
 
 def create_app() -> FastAPI:

@@ -21,6 +21,8 @@ class Series(Frozen):
     values: tuple[float | None, ...]
     colour: Colour | None = None
     dashed: bool = False
+    joined: bool = False
+    """The line goes on across gaps."""
 
 
 class Chart(Frozen):

@@ -1,5 +1,6 @@
 """How figures are written for people. ``None`` is a figure that nobody knows, and is written as such, never as zero."""
 
+import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
@@ -103,6 +104,16 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
+def pretty(document: object) -> str:
+    """A part of a stored document as indented JSON."""
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def visible(text: str) -> str:
+    """A text on one line, without characters that nobody sees or that turn others around."""
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+
+
 def _scaled(value: float, units: tuple[str, ...]) -> str:
     step = 0
     # What rounds up to a thousand belongs to the next unit.
@@ -126,6 +137,8 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "clock": clock,
     "age": age,
     "words": words,
+    "pretty": pretty,
+    "visible": visible,
     "seconds_of_epoch": seconds_of_epoch,
 }
 """Filters of the templates, by name."""

@@ -41,7 +41,7 @@ def ids(found):
 
 
 def test_pages_go_forth_and_back_over_every_sample_once(connection):
-    everything = sorted(row.sample_id for row in ROWS) + ["s-99"]
+    everything = [*sorted(row.sample_id for row in ROWS), "s-99"]
     first = page(connection)
     second = page(connection, after=ids(first)[-1])
     third = page(connection, after=ids(second)[-1])

@@ -26,7 +26,7 @@
       pointBackgroundColor: colour(tint),
       tension: 0.2,
       fill: chart.kind === "sparkline",
-      spanGaps: false,
+      spanGaps: Boolean(series.joined),
     };
   };
 

@@ -13,6 +13,23 @@
     outside.click();
   });
 
+  // <button data-copy="text">: says for a moment whether it was copied.
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (!button || button.dataset.said) return;
+    button.dataset.said = button.textContent;
+    try {
+      await navigator.clipboard.writeText(button.dataset.copy);
+      button.textContent = "copied";
+    } catch {
+      button.textContent = "not copied";
+    }
+    window.setTimeout(() => {
+      button.textContent = button.dataset.said;
+      delete button.dataset.said;
+    }, 1200);
+  });
+
   // <div data-refresh="seconds" data-source="url">: the part that is fetched again until the answer has no data-refresh.
   const keepOpen = (part) =>
     [...part.querySelectorAll("details")].map((one, index) => [index, one.open]).filter(([, open]) => open);

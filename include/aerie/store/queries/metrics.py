@@ -53,7 +53,14 @@ def read_metrics(
 
 
 def sample_metrics(
-    connection: Connection, *, edition: str, stage: str, dataset: str | None = None, points: int = 120
+    connection: Connection,
+    *,
+    edition: str,
+    stage: str,
+    dataset: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    points: int = 120,
 ) -> list[Row]:
     """At most ``points`` rows of a time series, evenly spread over its time, oldest first, the latest one included.
 
@@ -67,6 +74,8 @@ def sample_metrics(
                 SELECT min(at) AS first, max(at) AS last FROM interval_metrics
                 WHERE edition = %(edition)s AND stage = %(stage)s
                     AND (dataset = %(dataset)s OR %(dataset)s IS NULL AND dataset IS NULL)
+                    AND (%(since)s::timestamptz IS NULL OR at >= %(since)s)
+                    AND (%(until)s::timestamptz IS NULL OR at <= %(until)s)
             )
             SELECT DISTINCT ON (metric.at, metric.id) metric.at, metric.run_id, metric.dataset, metric.figures
             FROM ends, generate_series(0, %(points)s - 1) AS number,
@@ -79,6 +88,13 @@ def sample_metrics(
                 ) AS metric
             ORDER BY metric.at, metric.id
             """,
-            {"edition": edition, "stage": stage, "dataset": dataset, "points": points},
+            {
+                "edition": edition,
+                "stage": stage,
+                "dataset": dataset,
+                "since": since,
+                "until": until,
+                "points": points,
+            },
         )
         return list(as_mappings(cursor))

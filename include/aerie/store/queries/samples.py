@@ -132,7 +132,8 @@ def measure_lengths(connection: Connection, *, edition: str, dataset: str, lengt
             {"edition": edition, "dataset": dataset},
         )
         responses, percentiles, longest = cursor.fetchone() or (0, None, None)
-    return LengthFigures(responses, *(percentiles or (None, None, None)), longest)
+    median, ninetieth, ninety_ninth = percentiles or (None, None, None)
+    return LengthFigures(responses, median, ninetieth, ninety_ninth, longest)
 
 
 def count_lengths(
