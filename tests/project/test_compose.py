@@ -5,13 +5,22 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aerie.errors import Retryable
 from aerie.local.configuration import StackConfiguration
+from aerie.local.postgres import Cluster, ensure_database
+from aerie.ports import free_port
 from aerie.settings.machine import PROJECT_ROOT
+from aerie.store.connection import connect
+from aerie.store.migrate import migrate
+from aerie.store.roles import grant_rights
 
 ONE_SHOT = {"initialise"}
 ON_THE_GPUS = {"scheduler-gpu", "sglang"}
@@ -77,6 +86,22 @@ def test_the_server_reaches_neither_database_nor_its_secrets(services: dict[str,
     assert "secrets" not in services["sglang"]
 
 
+def test_a_container_writes_to_its_volumes_and_logs_that_end(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["logging"]["options"]["max-size"], name
+        # SGLang's own image compiles kernels in places that only a GPU shows: docs/gpu-checklist.md.
+        assert service.get("read_only", False) == (name != "sglang"), name
+        assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"]), name
+
+
+def test_only_one_short_container_may_change_tables_and_the_web_server_only_reads(services: dict[str, Any]) -> None:
+    owners = {"postgres_password", "aerie_database_owner_url"}
+    holders = {name for name, service in services.items() if owners & set(mounted(service).values())}
+    assert holders == {"postgres", "initialise"}
+    assert mounted(services["api-server"])["aerie_database_url"] == "aerie_database_dashboard_url"
+    assert mounted(services["scheduler"])["aerie_database_url"] == "aerie_database_url"
+
+
 def test_the_server_sees_the_same_paths_as_the_tasks_that_ask_for_it(services: dict[str, Any]) -> None:
     of_tasks = [volume for volume in services["scheduler-gpu"]["volumes"] if "/etc/aerie" not in str(volume)]
     assert services["sglang"]["volumes"] == of_tasks
@@ -97,14 +122,19 @@ def test_the_pools_that_tasks_wait_for_are_made() -> None:
     assert re.search(r'aerie pools > "(.*)"\nairflow pools import "\1"', script)
 
 
+def mounted(service: dict[str, Any]) -> dict[str, str]:
+    """Secrets of a service: the name of its file in the container, and which secret that is."""
+    asked = [{"source": one, "target": one} if isinstance(one, str) else one for one in service.get("secrets", [])]
+    return {one["target"]: one["source"] for one in asked}
+
+
 def test_every_secret_is_declared_and_made(compose: dict[str, Any], services: dict[str, Any], secrets: Path) -> None:
     made = {path.name for path in secrets.iterdir()}
     assert {Path(secret["file"]).name for secret in compose["secrets"].values()} == made == set(compose["secrets"])
-    asked = [(name, secret) for name, service in services.items() for secret in service.get("secrets", [])]
-    assert all(secret in made for _, secret in asked)
     for name, service in services.items():
-        used = set(re.findall(r"/run/secrets/(\w+)", str(service.get("environment", {}))))
-        assert used <= {secret for owner, secret in asked if owner == name}, name
+        assert set(mounted(service).values()) <= made, name
+        used = set(re.findall(r"/run/secrets/([\w.]+)", str(service.get("environment", {}))))
+        assert used <= set(mounted(service)), name
 
 
 def test_secrets_are_readable_in_containers_and_closed_to_others_on_the_host(secrets: Path) -> None:
@@ -116,6 +146,84 @@ def test_making_secrets_again_keeps_those_that_a_database_already_knows(secrets:
     before = {path.name: path.read_bytes() for path in secrets.iterdir()}
     subprocess.run([secrets.parent / "make-secrets"], check=True, capture_output=True, timeout=60)
     assert {path.name: path.read_bytes() for path in secrets.iterdir()} == before
+
+
+@pytest.fixture
+def cluster(secrets: Path) -> Iterator[Cluster]:
+    """PostgreSQL as the service's image first starts it: the owner, and the database of its name."""
+    base = Path(tempfile.mkdtemp(prefix="aerie-test-"))
+    base.chmod(0o755)
+    made = Cluster(base / "postgres", free_port(), (secrets / "postgres_password").read_text())
+    made.start()
+    ensure_database(made.url("aerie"))
+    yield made
+    made.stop()
+    shutil.rmtree(base)
+
+
+def run_sql(cluster: Cluster, script: str, secrets: Path) -> None:
+    """Run a script of ``docker/`` as the service's image does, with the secrets from where they are here."""
+    folder = cluster.folder.parent / "scripts"
+    folder.mkdir(exist_ok=True)
+    for name in ("databases.sql", "passwords.sql"):
+        text = (PROJECT_ROOT / "docker" / name).read_text(encoding="utf-8")
+        text = text.replace("/etc/aerie", str(folder)).replace("/run/secrets", str(secrets))
+        (folder / name).write_text(text, encoding="utf-8")
+    command = [cluster.binaries() / "psql", "--set", "ON_ERROR_STOP=1", "--no-psqlrc", "--file", folder / script]
+    subprocess.run([*command, cluster.url("aerie")], check=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_each_user_of_the_database_reaches_its_own_and_secrets_can_be_changed(
+    cluster: Cluster, secrets: Path, tmp_path: Path
+) -> None:
+    run_sql(cluster, "databases.sql", secrets)
+    new = shutil.copytree(secrets, tmp_path / "secrets")
+    for folder in (secrets, new):
+        if folder == new:  # as docs/operations.md says
+            for path in new.glob("*database*"):
+                path.unlink()
+            (new / "postgres_password").unlink()
+            subprocess.run([shutil.copy2(secrets.parent / "make-secrets", tmp_path)], check=True, timeout=60)
+            run_sql(cluster, "passwords.sql", new)
+            cluster = replace(cluster, password=(new / "postgres_password").read_text())
+        urls = {
+            path.name: path.read_text().replace("+psycopg2", "").replace("@postgres:5432", f"@127.0.0.1:{cluster.port}")
+            for path in folder.glob("*_url")
+        }
+        owner, pipeline = urls["aerie_database_owner_url"], urls["aerie_database_url"]
+        migrate(owner)
+        grant_rights(owner, pipeline_url=pipeline, dashboard_url=urls["aerie_database_dashboard_url"])
+        for url in urls.values():
+            connect(url).close()
+        for url, other in ((pipeline, "airflow"), (urls["airflow_database_url"], "aerie")):
+            with pytest.raises(Retryable, match="permission denied for database"):
+                connect(f"{url.rpartition('/')[0]}/{other}")
+
+
+@pytest.mark.slow
+def test_a_connection_comes_from_the_secret(services: dict[str, Any], secrets: Path, tmp_path: Path) -> None:
+    variables = {
+        name: str(value).replace("/run/secrets", str(tmp_path))
+        for name, value in services["scheduler"]["environment"].items()
+        if name.startswith("AIRFLOW__SECRETS__")
+    }
+    program = (
+        "from airflow.secrets.local_filesystem import LocalFilesystemBackend\n"
+        "from airflow.configuration import ensure_secrets_loaded\n"
+        "(backend,) = [one for one in ensure_secrets_loaded() if isinstance(one, LocalFilesystemBackend)]\n"
+        "print(getattr(backend.get_connection('aerie_alerts'), 'conn_type', None))"
+    )
+    said = []
+    for text in ((secrets / "airflow_connections").read_text(), '{"aerie_alerts": {"conn_type": "apprise"}}'):
+        (tmp_path / "airflow_connections.json").write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PATH": "/usr/bin:/bin", "AIRFLOW_HOME": str(tmp_path), **variables},
+            capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
+        said.append(done.stdout.splitlines()[-1])
+    assert said == ["None", "apprise"]
 
 
 @pytest.mark.slow
