@@ -10,7 +10,7 @@ from aerie.errors import BadInput, Retryable
 from aerie.local.postgres import Cluster
 from aerie.store.connection import connect, connected
 from aerie.store.migrate import migrate
-from aerie.store.queries.alerts import list_alerts, record_alert
+from aerie.store.queries.alerts import acknowledge_alert, list_alerts, record_alert
 from aerie.store.roles import grant_rights
 
 CHANGES_OF_TABLES = (
@@ -31,6 +31,7 @@ CHANGES_OF_ROWS = (
     "UPDATE samples SET state = 'kept'",
     "DELETE FROM manifests",
     "DELETE FROM alerts",
+    "UPDATE alerts SET message = ''",
 )
 
 
@@ -78,10 +79,12 @@ def test_the_dashboard_changes_nothing(dashboard_database_url: str) -> None:
     assert allowed(dashboard_database_url, (*CHANGES_OF_TABLES, *CHANGES_OF_ROWS)) == []
 
 
-def test_the_dashboard_sees_what_the_pipeline_wrote(database_url: str, dashboard_database_url: str) -> None:
+def test_the_dashboard_sees_alerts_and_acknowledges_them(database_url: str, dashboard_database_url: str) -> None:
     with connected(database_url) as pipeline, connected(dashboard_database_url) as dashboard:
         record_alert(pipeline, reason="budget", message="reached")
-        assert [alert["message"] for alert in list_alerts(dashboard)] == ["reached"]
+        (alert,) = list_alerts(dashboard)
+        assert acknowledge_alert(dashboard, alert_id=alert["id"], user="operator")
+        assert [(one["message"], one["acknowledged_by"]) for one in list_alerts(dashboard)] == [("reached", "operator")]
 
 
 def test_a_table_of_a_later_migration_is_open_to_both_at_once(

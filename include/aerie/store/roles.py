@@ -31,7 +31,7 @@ GRANT: Mapping[Purpose, sql.SQL] = {
     "dashboard": sql.SQL(
         """
         GRANT SELECT ON ALL TABLES IN SCHEMA public TO {user};
-        GRANT UPDATE ON alerts TO {user};
+        GRANT UPDATE (acknowledged_at, acknowledged_by) ON alerts TO {user};
         ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT ON TABLES TO {user}
         """
     ),
