@@ -20,6 +20,7 @@ from aerie.pipeline import RunParameters, place_of, run_parameters, stage_reques
 from aerie.settings.machine import database_url, run_folder, settings_path
 from aerie.settings.pipeline import load_settings
 from aerie_airflow.assets import announce
+from aerie_airflow.links import DatasetLink, RunLink, SamplesLink, ServerLogLink
 from aerie_airflow.notifications import RunFailed, send_alert
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from aerie.stages import StageRequest, StageResult
     from aerie.store.connection import Connection
 
+USERS_OF_SERVER = ("serve_start", "serve_stop", "generate", "capture", "benchmark")
 BUSY_WAIT = timedelta(seconds=30)
 
 # A stage says by its exit code whether trying again can help; what is for good fails at once.
@@ -51,6 +53,7 @@ class StageOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("stage", "dataset")
+    operator_extra_links = (RunLink(), DatasetLink(), SamplesLink(), ServerLogLink())
     ui_color = "#e8f1f5"
 
     def __init__(self, *, stage: str, dataset: str | None = None, phase: str | None = None, **kwargs: Any) -> None:
@@ -59,6 +62,22 @@ class StageOperator(BaseOperator):
         self.dataset = dataset
         self.phase = phase
         self._process: StageProcess | None = None
+        self._launch_token: str | None = None
+
+    @property
+    def request(self) -> StageRequest | None:
+        """What the stage was asked; None where it was not."""
+        return self._process.request if self._process else None
+
+    @property
+    def launch_token(self) -> str | None:
+        """Launch of the server that the stage used last, or that was tried; None where it uses none."""
+        if self.request is None or self.stage not in USERS_OF_SERVER:
+            return None
+        from aerie.serving.lease import read_lease
+
+        lease = read_lease(self.request.server_folder)
+        return self._launch_token or (lease.launch_token if lease else None)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the stage and return its counts.
@@ -98,6 +117,7 @@ class StageOperator(BaseOperator):
                 self.stage, request, folder, lambda event: self._report(connection, request, event, instance)
             )
             result = self._run(self._process)
+            self._launch_token = result.data.get("launch_token")
             record_result(connection, request, result)
         if self.outlets:
             announce(context, self.outlets, asset_facts(request, result))
@@ -162,6 +182,8 @@ class StageOperator(BaseOperator):
 class OpenRunOperator(BaseOperator):
     """Checks the run's parameters against the configuration and records the run in the store."""
 
+    operator_extra_links = (RunLink(),)
+
     def execute(self, context: Context) -> dict[str, Any]:
         """Record the run.
 
@@ -193,6 +215,8 @@ class CloseRunOperator(BaseOperator):
 
     The DAG's callback, which Airflow calls then, tells of it (``RunFailureNotifier``).
     """
+
+    operator_extra_links = (RunLink(),)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Record how the run ended.

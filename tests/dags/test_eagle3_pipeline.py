@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
 from aerie.errors import BadInput
@@ -61,6 +62,40 @@ def test_tasks_run_where_the_configuration_places_them(monkeypatch, tmp_path):
         "capture": "gpu-1", "train": "gpu-1", "merge": "default",
     }  # fmt: skip
     assert (tasks["capture"].pool, tasks["merge"].pool) == ("other", "default_pool")
+
+
+def test_every_task_says_what_it_does_what_it_needs_and_what_to_do_when_it_fails(dag):
+    for text in (dag.doc_md, *(task.doc_md for task in dag.tasks)):
+        assert "**Needs**" in text and "**When it fails**" in text
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({"edition": "Main"}, "edition: 'Main' does not match '^[a-z0-9_-]+$'"),
+        ({"datasets": ["B9_unknown"]}, "datasets: 'B9_unknown' is not one of ['B1_glaive'"),
+        ({"datasets": ["A1", "A1"]}, "datasets: ['A1', 'A1'] has non-unique elements"),
+        ({"datasets": []}, "datasets: [] should be non-empty"),
+        ({"budget_tokens": "many"}, "budget_tokens: 'many' is not of type 'null', 'integer'"),
+        ({"budget_tokens": -1}, "budget_tokens: -1 is less than the minimum of 0"),
+        ({"to": "deploy"}, "to: 'deploy' is not one of ['prepare'"),
+        ({"pilot": "yes"}, "pilot: 'yes' is not of type 'boolean'"),
+        ({"approvals": 1}, "approvals: 1 is not of type 'boolean'"),
+    ],
+)
+def test_a_value_that_the_form_does_not_offer_is_refused_before_there_is_a_run(dag, conf, message):
+    """Airflow checks a trigger and a backfill so, through UI, CLI and REST."""
+    serialised = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    with pytest.raises(ParamValidationError, match=re.escape(message)):
+        serialised.params.deep_merge(conf).validate()
+
+
+def test_the_form_explains_each_field_and_offers_nothing_that_the_pipeline_does_not_know(dag):
+    fields = {name: dag.params.get_param(name) for name in dag.params}
+    assert set(fields) == {field.alias or name for name, field in RunParameters.model_fields.items()}
+    for field in fields.values():
+        assert field.schema["title"] and field.schema["section"] and field.schema["description_md"]
+    assert RunParameters.model_validate({name: field.value for name, field in fields.items()})
 
 
 def test_nothing_after_the_gate_runs_when_the_benchmark_fails(dag):

@@ -1,0 +1,65 @@
+"""Links above a task's log."""
+
+from types import SimpleNamespace
+
+import pytest
+from airflow.serialization.serialized_objects import DagSerialization
+
+from aerie.pipeline import RunParameters, stage_request
+from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.pipeline import load_settings
+from aerie_airflow.operators import StageOperator
+
+SETTINGS = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
+KEY = SimpleNamespace(
+    run_id="manual__2026-11-29T17:40:41+00:00", dag_id="eagle3_pipeline", task_id="task", map_index=-1
+)
+
+
+@pytest.fixture
+def links(monkeypatch, tmp_path):
+    """Addresses of the links of a stage's task by name, once the stage was asked."""
+    monkeypatch.setenv("AERIE_HOME", str(tmp_path))
+
+    def links(stage, *, dataset=None, asked=True, launch_token=None):
+        operator = StageOperator(task_id="task", stage=stage, dataset=dataset)
+        if asked:
+            request = stage_request(SETTINGS, RunParameters(), run_id="run", dataset=dataset)
+            operator._process = SimpleNamespace(request=request)
+        operator._launch_token = launch_token
+        return {link.name: link.get_link(operator, ti_key=KEY) for link in operator.operator_extra_links}
+
+    return links
+
+
+def test_a_data_sets_task_leads_to_its_run_its_data_set_and_its_samples(links):
+    assert links("validate", dataset="B1_glaive") == {
+        "Run in Aerie": "/aerie/runs/manual__2026-11-29T17%3A40%3A41%2B00%3A00",
+        "Data set in Aerie": "/aerie/editions/main/datasets/B1_glaive",
+        "Decoded samples": "/aerie/editions/main/datasets/B1_glaive/samples",
+        "Server log": "",
+    }
+
+
+def test_a_task_that_used_a_server_leads_to_that_launchs_log(links):
+    assert links("serve_start", launch_token="4f2a")["Server log"] == "/aerie/servers/4f2a/log"
+    assert links("generate", dataset="B1_glaive")["Server log"] == "", "there is no server here"
+
+
+def test_a_task_that_did_nothing_leads_to_its_run_alone(links):
+    assert {name for name, address in links("generate", dataset="B1_glaive", asked=False).items() if address} == {
+        "Run in Aerie"
+    }
+
+
+def test_links_follow_airflow_below_another_path(links, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://example.org/airflow/")
+    assert links("validate", dataset="B1_glaive")["Data set in Aerie"].startswith("/airflow/aerie/editions/")
+
+
+def test_the_web_server_knows_the_links_without_aeries_operators():
+    from airflow.dag_processing.dagbag import DagBag
+
+    dag = DagBag(str(PROJECT_ROOT / "dags")).dags["eagle3_pipeline"]
+    task = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task("B1_glaive.generate")
+    assert {"Run in Aerie", "Data set in Aerie", "Decoded samples", "Server log"} <= set(task.extra_links)
