@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
+import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from aerie.errors import BadInput, one_line
@@ -147,3 +148,11 @@ def stage_request(
         "force": parameters.force,
     }
     return StageRequest.model_validate({"settings": settings, **document})
+
+
+def setting_lines(request: StageRequest) -> list[str]:
+    """What a task was asked, for its log: its request, with the settings of its own data set alone."""
+    document = request.model_dump(mode="json", exclude_none=True)
+    datasets = document["settings"]["datasets"]
+    document["settings"]["datasets"] = {key: datasets[key] for key in datasets if key == request.dataset}
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).splitlines()

@@ -40,8 +40,8 @@ def plan(request: StageRequest, events: Events) -> StageResult:
         events.progress("no GPU can be seen from here: the keeper checks the plan where it starts the server")
         return StageResult(stage="plan", reused=False, data={"verdict": None})
     python = python_of("serve")
-    for line in text_of(whole, python).splitlines():
-        events.progress(line)
+    events.block("Plan of the servers", text_of(whole, python).splitlines())
+    events.progress(f"the plan {whole.verdict}: {'; '.join(whole.reasons)}")
     whole.require_fit()
     return StageResult(stage="plan", reused=False, data=document_of(whole, python))
 

@@ -8,7 +8,7 @@ Exit codes: 0 done, 1 failed for good, 2 bad input, 75 worth retrying, 76 to wai
 import errno
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -76,6 +76,22 @@ class StageResult(BaseModel):
     manifest: Manifest | None = None
     data: Mapping[str, Any] = {}
 
+    @property
+    def brief(self) -> dict[str, Any]:
+        """What fits beside a task: the manifest's identity, and single values of its counts and of ``data``."""
+        manifest = self.manifest
+        return {
+            "reused": self.reused,
+            "fingerprint": manifest.fingerprint if manifest else None,
+            "finished_at": manifest.finished_at.isoformat() if manifest else None,
+            "counts": _single_values(manifest.counts) if manifest else {},
+            "data": _single_values(self.data),
+        }
+
+
+def _single_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool | None)}
+
 
 class Events:
     """Writer of a stage's events, one JSON object a line, flushed at once.
@@ -94,6 +110,11 @@ class Events:
     def progress(self, message: str, **figures: Any) -> None:
         """Report where the stage is; ``message`` is one complete line."""
         self._write("progress", {"message": message, **figures})
+
+    def block(self, title: str, lines: Iterable[str]) -> None:
+        """Report lines that belong together and that only some people read: a log folds them under ``title``."""
+        for line in lines:
+            self._write("progress", {"message": line, "group": title})
 
     def metric(self, **figures: float | int | str | None) -> None:
         """Report one row of the time series."""

@@ -6,7 +6,9 @@ What is heavy to import (the store, Arrow) is imported where a task executes: th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -16,11 +18,13 @@ from airflow.utils.types import DagRunType
 
 from aerie.alerting import Alert
 from aerie.errors import AerieError, Busy
-from aerie.pipeline import RunParameters, place_of, run_parameters, stage_request
+from aerie.pipeline import RunParameters, place_of, run_parameters, setting_lines, stage_request
 from aerie.settings.machine import database_url, run_folder, settings_path
 from aerie.settings.pipeline import load_settings
+from aerie.stages import StageResult
 from aerie_airflow.assets import announce
 from aerie_airflow.links import DatasetLink, RunLink, SamplesLink, ServerLogLink
+from aerie_airflow.log_groups import GroupedLog
 from aerie_airflow.notifications import RunFailed, send_alert
 
 if TYPE_CHECKING:
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol as RuntimeTaskInstance
 
     from aerie.stage_process import StageProcess
-    from aerie.stages import StageRequest, StageResult
+    from aerie.stages import StageRequest
     from aerie.store.connection import Connection
 
 USERS_OF_SERVER = ("serve_start", "serve_stop", "generate", "capture", "benchmark")
@@ -64,6 +68,10 @@ class StageOperator(BaseOperator):
         self._process: StageProcess | None = None
         self._launch_token: str | None = None
 
+    @cached_property
+    def _lines(self) -> GroupedLog:
+        return GroupedLog(self.log)
+
     @property
     def request(self) -> StageRequest | None:
         """What the stage was asked; None where it was not."""
@@ -94,7 +102,7 @@ class StageOperator(BaseOperator):
         if place == "before":
             self.log.info("left as it is: this run begins at %s", parameters.first)
             self.outlets = []  # nobody looked whether there is an answer: no asset event
-            return {"reused": True, "counts": {}, "data": {}}
+            return StageResult(stage=self.stage, reused=True).brief
         request = stage_request(
             load_settings(settings_path()),
             parameters,
@@ -111,6 +119,7 @@ class StageOperator(BaseOperator):
         from aerie.store.connection import connected
 
         instance = context["ti"]
+        self._lines.block("Settings", setting_lines(request))
         folder = run_folder(str(instance.run_id)) / str(instance.task_id) / f"try-{instance.try_number}"
         with connected(database_url(), application=f"aerie {instance.task_id}") as connection:
             self._process = StageProcess(
@@ -121,9 +130,10 @@ class StageOperator(BaseOperator):
             record_result(connection, request, result)
         if self.outlets:
             announce(context, self.outlets, asset_facts(request, result))
-        counts = dict(result.manifest.counts) if result.manifest else {}
-        self.log.info("%s: %s", "nothing to do, answered earlier" if result.reused else "done", counts or result.data)
-        return {"reused": result.reused, "counts": counts, "data": dict(result.data)}
+        brief = result.brief
+        said = brief["counts"] or brief["data"]
+        self.log.info("%s: %s", "nothing to do, answered earlier" if result.reused else "done", said)
+        return brief
 
     def _run(self, process: StageProcess) -> StageResult:
         """Run the stage; where another run has what it works on, give slot and pool back and ask again later.
@@ -131,7 +141,8 @@ class StageOperator(BaseOperator):
         The message is logged before it is raised: a person needs it before the traceback that Airflow prints.
         """
         try:
-            return process.run()
+            with closing(self._lines):
+                return process.run()
         except Busy as busy:
             self.log.info("waiting: %s; asked again in %.0f s", busy, BUSY_WAIT.total_seconds())
             again = datetime.now(UTC) + BUSY_WAIT
@@ -146,8 +157,9 @@ class StageOperator(BaseOperator):
         from aerie.recording import record_event
 
         if event["type"] == "progress":
-            self.log.info(event["message"])
+            self._lines.line(event["message"], group=event.get("group"))
         elif event["type"] == "alert":
+            self._lines.close()
             self.log.warning("ALERT %s: %s", event["reason"], event["message"])
             alert = Alert(
                 reason=event["reason"],

@@ -4,12 +4,15 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
 
+from aerie.artefacts.manifest import write_manifest
 from aerie.errors import BadInput, Busy, Failed, Retryable
 from aerie.pipeline import RunParameters, stage_request
 from aerie.serving import client
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import load_settings
 from aerie.stage_process import StageProcess
+from aerie.stages import StageResult
+from aerie_airflow.log_groups import GroupedLog
 from aerie_airflow.operators import FAIL_FOR_GOOD, StageOperator
 
 SETTINGS = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
@@ -75,13 +78,41 @@ def test_a_data_set_that_another_run_works_on_is_waited_for_without_slot_pool_or
     raised, lines = ran_into(monkeypatch, tmp_path, database_url, Busy("B1_glaive is being worked on by run other"))
     assert isinstance(raised, AirflowRescheduleException)
     assert timedelta(seconds=5) < raised.reschedule_date - before < timedelta(minutes=5)
-    assert lines == ["waiting: B1_glaive is being worked on by run other; asked again in 30 s"]
+    assert lines[-1:] == ["waiting: B1_glaive is being worked on by run other; asked again in 30 s"]
 
 
 def test_the_first_thing_that_a_failed_tasks_log_says_is_why(monkeypatch, tmp_path, database_url):
     raised, lines = ran_into(monkeypatch, tmp_path, database_url, BadInput("budget_tokens: expected a number"))
     assert isinstance(raised, BadInput)
-    assert lines == ["budget_tokens: expected a number"]
+    assert lines[-1:] == ["budget_tokens: expected a number"]
+
+
+def test_long_blocks_are_folded_and_progress_alerts_and_the_end_stay_outside():
+    lines = []
+    log = GroupedLog(SimpleNamespace(info=lambda text, *values: lines.append(text % values if values else text)))
+    log.block("Settings", ["seed: 20", "name: 100%"])
+    log.line("Progress: 1/40")
+    log.line("Sample 1", group="Samples")
+    log.line("Sample 2", group="Samples")
+    log.line("Progress: 2/40")
+    log.line("last", group="Plan")
+    log.close()
+    assert lines == [
+        "::group::Settings", "seed: 20", "name: 100%", "::endgroup::", "Progress: 1/40", "::group::Samples", "Sample 1",
+        "Sample 2", "::endgroup::", "Progress: 2/40", "::group::Plan", "last", "::endgroup::",
+    ]  # fmt: skip
+
+
+def test_what_airflow_keeps_of_a_stage_is_its_identity_and_single_values(tmp_path):
+    manifest = write_manifest(
+        tmp_path / "m.json", stage="prepare", edition="main", dataset="B1_glaive", fingerprint="f", inputs=[],
+        outputs=[], counts={"rows": 511, "share": 0.5, "skipped_examples": {"too_long": list(range(1000))}},
+    )  # fmt: skip
+    kept = StageResult(stage="prepare", reused=False, manifest=manifest, data={"url": "http://h", "lease": {}}).brief
+    assert kept.pop("finished_at")
+    assert kept == {
+        "reused": False, "fingerprint": "f", "counts": {"rows": 511, "share": 0.5}, "data": {"url": "http://h"},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("stage", "released"), [("serve_start", ["run 1"]), ("generate", [])])

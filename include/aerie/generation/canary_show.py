@@ -72,8 +72,7 @@ class CanaryShow:
             self._events.progress(message)
             self._events.alert("samples_not_decoded", message)
             return
-        for line in sample_lines(previews):
-            self._events.progress(line)
+        self._events.block("Samples of the canary", sample_lines(previews))
 
     def _read(self, sample_ids: Sequence[str]) -> list[Response]:
         read = read_latest(self._files.responses, sample_ids)
