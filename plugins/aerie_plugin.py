@@ -34,4 +34,26 @@ class AeriePlugin(AirflowPlugin):
     fastapi_apps = [{"app": dashboard, "url_prefix": PREFIX, "name": "Aerie"}]
     external_views = [
         {"name": "Aerie", "href": f"{BASE}/", "destination": "nav", "url_route": "aerie", "icon": ICON},
+        {
+            "name": "Aerie",
+            "href": f"{BASE}/runs/{{RUN_ID}}",
+            "destination": "dag_run",
+            "url_route": "aerie_run",
+            "icon": ICON,
+        },
+        {
+            "name": "Aerie",
+            "href": f"{BASE}/tasks/{{RUN_ID}}/{{TASK_ID}}",
+            "destination": "task_instance",
+            "url_route": "aerie_task",
+            "icon": ICON,
+        },
+    ]
+    react_apps = [
+        {
+            "name": "Aerie",
+            "bundle_url": f"{BASE}/static/card.js",
+            "destination": "dashboard",
+            "url_route": "aerie_card",
+        },
     ]

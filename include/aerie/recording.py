@@ -16,6 +16,7 @@ from aerie.store.queries.ledger import load_verdicts
 from aerie.store.queries.manifests import record_manifest
 from aerie.store.queries.metrics import MetricRow, record_metrics
 from aerie.store.queries.observations import record_observation
+from aerie.store.queries.plans import record_plan
 from aerie.store.queries.previews import load_previews
 
 
@@ -36,6 +37,11 @@ def record_result(connection: Connection, request: StageRequest, result: StageRe
     recorder = RECORDERS.get(result.stage)
     if recorder is not None:
         recorder(connection, request, result)
+
+
+def _record_plan(connection: Connection, request: StageRequest, result: StageResult) -> None:
+    if result.data["verdict"] is not None:  # someone else's server, or one that only its keeper can see
+        record_plan(connection, run_id=request.run_id, edition=request.edition, document=result.data)
 
 
 def _record_lease(connection: Connection, _request: StageRequest, result: StageResult) -> None:
@@ -123,6 +129,7 @@ def drafter_fingerprint(result: StageResult) -> str:
 
 
 RECORDERS: Mapping[str, Callable[[Connection, StageRequest, StageResult], None]] = {
+    "plan": _record_plan,
     "serve_start": _record_lease,
     "serve_stop": _record_lease_end,
     "validate": _record_verdicts,

@@ -7,11 +7,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.base import RequestResponseEndpoint
 
 from aerie.errors import BadInput, Retryable
-from aerie_dashboard.pages import alerts, dataset, drafter, overview, static
+from aerie_dashboard.pages import alerts, card, dataset, drafter, overview, run, server, static, task
 from aerie_dashboard.rendering import render
 from aerie_dashboard.security import CLOSED, HEADERS
 
-PAGES = (alerts.router, dataset.router, drafter.router, overview.router, static.router)
+PAGES = tuple(page.router for page in (overview, run, task, dataset, drafter, server, alerts, card, static))
 
 
 def create_app() -> FastAPI:

@@ -79,6 +79,11 @@ def time_left(low: float | None, high: float | None) -> str:
     return first if first == last else f"{first} to {last}"
 
 
+def known(text: str) -> str:
+    """A written figure that stands alone: what is not known is said in words."""
+    return "not known" if text == UNKNOWN else text
+
+
 def utc(moment: datetime | None) -> str:
     """A time of day in UTC, to the minute."""
     return UNKNOWN if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
@@ -132,6 +137,8 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "size": size,
     "gib": gib,
     "share": share,
+    "known": known,
+    "time_left": time_left,
     "duration": duration,
     "utc": utc,
     "clock": clock,

@@ -68,6 +68,11 @@ class RunLine:
         benchmark = self.summary.benchmark if isinstance(self.summary, Summary) else None
         return benchmark.acceptance_length if benchmark else None
 
+    def budget_of(self, key: str) -> int | None:
+        """Budget of one of its data sets, None as long as it has no summary that says so."""
+        summary = self.summary.datasets.get(key) if isinstance(self.summary, Summary) else None
+        return summary.budget if summary else None
+
     @property
     def problems(self) -> tuple[Unreadable, ...]:
         """Stored documents of it that cannot be read."""

@@ -45,3 +45,10 @@ def list_leases(connection: Connection, *, open_only: bool = False, limit: int =
             (open_only, limit),
         )
         return list(as_mappings(cursor))
+
+
+def read_lease(connection: Connection, *, launch_token: str) -> Row | None:
+    """One lease, or None where it was never recorded."""
+    with transaction(connection) as cursor:
+        cursor.execute("SELECT * FROM leases WHERE launch_token = %s", (launch_token,))
+        return next(as_mappings(cursor), None)

@@ -6,6 +6,7 @@ from psycopg2.extras import Json
 
 from aerie.artefacts.observations import Observation
 from aerie.store.connection import Connection, transaction
+from aerie.store.queries.rows import Row, as_mappings
 
 
 def record_observation(connection: Connection, observation: Observation) -> None:
@@ -43,3 +44,17 @@ def observations_of(
             {"model": model_identity, "host": hostname, "version": sglang_version},
         )
         return tuple(Observation.model_validate(document) for (document,) in cursor)
+
+
+def latest_observations(connection: Connection, *, limit: int) -> list[Row]:
+    """The latest launches of every model and host as they are stored, oldest first."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            SELECT * FROM (SELECT launch_token, observed_at, document FROM observations
+                           ORDER BY observed_at DESC LIMIT %s) AS latest
+            ORDER BY observed_at, launch_token
+            """,
+            (limit,),
+        )
+        return list(as_mappings(cursor))
