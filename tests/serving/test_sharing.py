@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from aerie.errors import Busy
 from aerie.serving import client, holders
 from aerie.serving.client import ServerHandle
 from aerie.serving.errors import LeaseLost
@@ -106,6 +107,25 @@ def test_another_plan_waits_until_the_server_is_free_and_says_for_whom(
     assert not any(map(runs, family))
     assert lines[0].startswith(f"waiting for the server: generate server {first.url} is held by run 1 (until 20")
     assert sum(line.startswith("waiting") for line in lines) == 1  # not one for each time that it asked
+
+
+def test_who_does_not_want_to_wait_long_is_told_who_holds_the_server(
+    ensure: Ensure, fake_plan: Make, folder: Path
+) -> None:
+    first = ensure(fake_plan(), owner="run 1")
+    with pytest.raises(Busy, match=f"{first.url} is held by run 1"):
+        ensure(fake_plan(phase="benchmark"), owner="run 2", queue_seconds=0.0)
+    assert owners(folder) == ["run 1"]
+
+
+def test_what_needs_the_gpus_without_a_server_is_told_which_one_has_them(
+    ensure: Ensure, fake_plan: Make, folder: Path
+) -> None:
+    client.require_unused(folder, by="run 2")
+    first = ensure(fake_plan(), owner="run 1")
+    client.require_unused(folder, by="run 1")
+    with pytest.raises(Busy, match=f"generate server {first.url} has the GPUs, and is held by run 1"):
+        client.require_unused(folder, by="run 2")
 
 
 def test_the_phases_of_a_run_replace_each_other_without_waiting(

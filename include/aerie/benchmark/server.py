@@ -9,7 +9,7 @@ import requests
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from aerie.errors import BadInput, Failed, Retryable
-from aerie.serving.client import held
+from aerie.serving.client import POOLED_QUEUE_SECONDS, held
 from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.serving.plan import DrafterPlan, checkpoint_identity
 from aerie.settings.pipeline import BenchmarkSettings
@@ -31,7 +31,14 @@ def benchmark_server(request: StageRequest, drafter: Path | None, events: Events
     """
     settings = request.settings
     plan = plan_configured(settings, "benchmark", drafter=drafter_plan(drafter, settings.benchmark))
-    handle = ensure_configured(settings, plan, folder=request.server_folder, owner=request.run_id, events=events)
+    handle = ensure_configured(
+        settings,
+        plan,
+        folder=request.server_folder,
+        owner=request.run_id,
+        events=events,
+        queue_seconds=POOLED_QUEUE_SECONDS,
+    )
     with held(handle, lease_seconds=settings.serving.lease_seconds):
         yield handle.url
 

@@ -10,7 +10,7 @@ import requests
 from aerie.artefacts.files import write_text
 from aerie.errors import AerieError, BadInput
 from aerie.generation.client import HEALTH_SECONDS, ServerInfo
-from aerie.serving.client import ServerHandle, evidence, renew, stop
+from aerie.serving.client import POOLED_QUEUE_SECONDS, ServerHandle, evidence, renew, stop
 from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.serving.errors import KeeperUnreachable, NotReady
 from aerie.serving.evidence import Evidence
@@ -58,6 +58,7 @@ def ensure(request: StageRequest, events: Events) -> Server:
         folder=request.server_folder,
         owner=request.run_id,
         events=events,
+        queue_seconds=POOLED_QUEUE_SECONDS,
     )
     renewal = Renewal(handle, settings.serving.lease_seconds, events.progress)
     end = None if handle.external_identity is not None else lambda: end_stuck(handle)

@@ -24,7 +24,7 @@ from aerie.hidden_states.forecast import Forecast, forecast_disk, require_fit
 from aerie.hidden_states.launch import capture_hooks
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import Parity, compare_with_transformers
-from aerie.serving.client import renew
+from aerie.serving.client import POOLED_QUEUE_SECONDS, renew
 from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.stages import Events, StageRequest, StageResult
 
@@ -299,6 +299,7 @@ def ensure_capture_server(request: StageRequest, events: Events) -> CaptureServe
         folder=request.server_folder,
         owner=request.run_id,
         events=events,
+        queue_seconds=POOLED_QUEUE_SECONDS,
     )
 
     def renew_lease() -> None:

@@ -51,6 +51,8 @@ DYING_SECONDS = 1.0  # a process that is killed closes its connections before it
 POLL_SECONDS = 1.0
 QUEUE_SECONDS = 7 * 24 * 3600.0
 """How long to wait while others hold the server: longer than any phase of the reference deployment takes."""
+POOLED_QUEUE_SECONDS = 60.0
+"""The same for tasks that have a slot of the server's pool: who holds the server may need it to come to an end."""
 REPORT_SECONDS = 60.0
 SAID_CHARACTERS = 200
 
@@ -203,6 +205,7 @@ def ensure_server(
     python: Path,
     lease_seconds: float = 300.0,
     start_timeout_seconds: float = 3600.0,
+    queue_seconds: float = QUEUE_SECONDS,
     preflight: PreflightOptions = AS_MEASURED,
     report: Callable[[str], None] = lambda _: None,
 ) -> ServerHandle:
@@ -215,6 +218,7 @@ def ensure_server(
         python: the serve environment's interpreter, for the keeper and the server.
         lease_seconds: how long the owner holds it without a renewal; waiting here renews.
         start_timeout_seconds: how long it may take to become ready, once it is the owner's turn.
+        queue_seconds: how long to wait while others hold the server for another plan.
         preflight: what the settings say of the server's host.
         report: told one line when the server is started, each stage of its start, and one line each minute while it
             loads or is waited for.
@@ -230,7 +234,7 @@ def ensure_server(
         KeeperUnreachable: the keeper does not start or does not answer.
         LeaseElsewhere: another host holds the folder's lease.
         LeaseLost: somebody else stopped the server meanwhile.
-        ServerBusy: others hold the server for another plan since a week.
+        ServerBusy: others held the server for another plan all the time that it was waited for.
     """
     body = {
         "plan": plan.model_dump(mode="json"),
@@ -244,7 +248,7 @@ def ensure_server(
         keeper = _find_or_start_keeper(folder, python, plan.host)
         return keeper, keeper.status(), keeper.ensure(body)
 
-    keeper, before, lease = _when_free(ask, report)
+    keeper, before, lease = _when_free(ask, queue_seconds, report)
     reused = before is not None and before.launch_token == lease.launch_token
     if not reused:
         report(f"starting {plan.phase} server {lease.url} (log: {lease.log_path})")
@@ -266,7 +270,7 @@ def ensure_server(
 Asked = TypeVar("Asked")
 
 
-def _when_free(ask: Callable[[], Asked], report: Callable[[str], None]) -> Asked:
+def _when_free(ask: Callable[[], Asked], queue_seconds: float, report: Callable[[str], None]) -> Asked:
     """Ask until it is our turn, reporting at first and each minute who is before us."""
     asking = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(KeeperEnding),
@@ -279,7 +283,7 @@ def _when_free(ask: Callable[[], Asked], report: Callable[[str], None]) -> Asked
         try:
             return asking(ask)
         except ServerBusy as busy:
-            if time.monotonic() - started > QUEUE_SECONDS:
+            if time.monotonic() - started > queue_seconds:
                 raise
             if time.monotonic() - reported > REPORT_SECONDS:
                 report(f"waiting for the server: {busy}")
@@ -531,6 +535,17 @@ def evidence(folder: Path, launch_token: str) -> Evidence:
     if keeper is None:
         raise LeaseLost(f"{address_path(folder)}: the keeper of {launch_token} is gone, and its server with it")
     return keeper.evidence(launch_token)
+
+
+def require_unused(folder: Path, *, by: str) -> None:
+    """Refuse to take the GPUs of a server that others hold.
+
+    Raises:
+        ServerBusy: an owner other than ``by`` holds the folder's server; the message says who, and until when.
+    """
+    lease = status(folder)
+    if lease is not None and lease.state != "failed" and any(one.owner != by for one in lease.holders):
+        raise ServerBusy(f"{lease.plan.phase} server {lease.url} has the GPUs, and is held by {lease.held_by}")
 
 
 def status(folder: Path) -> Lease | None:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from aerie.errors import BadInput, one_line
 from aerie.serving.calibration import deviation
-from aerie.serving.client import ServerHandle, ensure_server, use_external
+from aerie.serving.client import QUEUE_SECONDS, ServerHandle, ensure_server, use_external
 from aerie.serving.errors import OutOfMemory
 from aerie.serving.plan import DrafterPlan, Phase, ServerPlan
 from aerie.serving.preflight import PreflightOptions
@@ -42,7 +42,13 @@ def plan_configured(
 
 
 def ensure_configured(
-    settings: PipelineSettings, plan: ServerPlan, *, folder: Path, owner: str, events: Events
+    settings: PipelineSettings,
+    plan: ServerPlan,
+    *,
+    folder: Path,
+    owner: str,
+    events: Events,
+    queue_seconds: float = QUEUE_SECONDS,
 ) -> ServerHandle:
     """Have a ready server of this plan, with the settings' lease and patience; or check that someone else's is one.
 
@@ -69,6 +75,7 @@ def ensure_configured(
             python=python_of("serve"),
             lease_seconds=settings.serving.lease_seconds,
             start_timeout_seconds=settings.serving.start_timeout_seconds,
+            queue_seconds=queue_seconds,
             preflight=_preflight_options(settings.serving),
             report=events.progress,
         )

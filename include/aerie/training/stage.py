@@ -31,6 +31,7 @@ from aerie.corpus.stage import read_corpus
 from aerie.errors import BadInput, Failed, Retryable
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.verify import verify
+from aerie.serving.client import require_unused
 from aerie.settings.pipeline import PipelineSettings
 from aerie.stages import Events, StageRequest, StageResult
 from aerie.training.checkpoints import (
@@ -88,6 +89,7 @@ def train(request: StageRequest, events: Events) -> StageResult:
         Failed: the hidden states or the vocabulary do not belong to the corpus, a step had loss 0, NaN or rows that do
             not match their states, or the trainer failed.
         Retryable: the trainer was interrupted, and has saved its state.
+        Busy: another run's server has the GPUs, or a trainer of an earlier try still ends.
     """
     prepared = prepare_training(request)
     folder = prepared.trainer.folder
@@ -102,6 +104,8 @@ def train(request: StageRequest, events: Events) -> StageResult:
     events.progress(f"verified the hidden states of {states.rows} rows, {states.tokens} tokens, {states.bytes} bytes")
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
+    if request.settings.serving.backend == "local" and request.settings.serving.device == "cuda":
+        require_unused(request.server_folder, by=request.run_id)
     with exclusive(folder.with_name(f".{folder.name}.{LOCK_FILE}")) as lock:
         manifest_path.unlink(missing_ok=True)
         begin_or_continue(prepared, events, force=request.force)
