@@ -21,7 +21,9 @@ from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import is_tokenised, load_settings
 from aerie_airflow.assets import DRAFTER
 from aerie_airflow.benchmarks import BenchmarkOperator
+from aerie_airflow.notifications import RunFailureNotifier, TaskFailureNotifier
 from aerie_airflow.operators import FAIL_FOR_GOOD
+from aerie_airflow.task_docs import STAGE_DOCS
 
 SETTINGS = load_settings(settings_path())
 DATASETS = [key for key in SETTINGS.datasets if not is_tokenised(key)]
@@ -84,12 +86,25 @@ with DAG(
     max_active_runs=1,
     params=params,
     tags=["aerie", "eagle-3"],
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=10), "retry_policy": FAIL_FOR_GOOD},
+    default_args={
+        "retries": 2,
+        "retry_delay": timedelta(seconds=10),
+        "retry_policy": FAIL_FOR_GOOD,
+        "on_failure_callback": TaskFailureNotifier(),
+    },
+    on_failure_callback=RunFailureNotifier(),
 ):
     measure = BenchmarkOperator(
-        task_id="measure", stage="benchmark_drafter", **placement_arguments(SETTINGS, "benchmark_drafter")
+        task_id="measure",
+        stage="benchmark_drafter",
+        doc_md=STAGE_DOCS["benchmark_drafter"],
+        **placement_arguments(SETTINGS, "benchmark_drafter"),
     )
     stop_server = BenchmarkOperator(
-        task_id="stop_server", stage="serve_stop", phase="benchmark", **placement_arguments(SETTINGS, "serve_stop")
+        task_id="stop_server",
+        stage="serve_stop",
+        phase="benchmark",
+        doc_md=STAGE_DOCS["serve_stop"],
+        **placement_arguments(SETTINGS, "serve_stop"),
     )
     measure >> stop_server.as_teardown()

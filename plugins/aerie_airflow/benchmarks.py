@@ -9,6 +9,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from aerie.settings.machine import database_url, settings_path
 from aerie.settings.pipeline import load_settings
 from aerie_airflow.assets import DRAFTER
+from aerie_airflow.links import ServerLogLink
 from aerie_airflow.operators import StageOperator
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ class BenchmarkOperator(StageOperator):
 
     Without either it takes the drafter whose asset started the run.
     """
+
+    operator_extra_links = (ServerLogLink(),)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the stage and return its counts.

@@ -114,6 +114,11 @@ STAGE_DOCS: Mapping[str, str] = {
         "`export`, and two servers after each other, which it ensures itself (pool `aerie_server`).",
         "below `benchmark.minimum_acceptance_length` nothing is published: the table says what each data set gave.",
     ),
+    "benchmark_drafter": task_doc(
+        "Measures any drafter on our server, with and without it, or someone else's server as it is; it has no gate.",
+        "held-out prompts of the edition, or a file of token ids; a drafter, or a server's URL (pool `aerie_server`).",
+        f"{_CHANGE_AND_CLEAR} A poor drafter is a result, not a failure.",
+    ),
     "publish": task_doc(
         "Copies the accepted drafter to `publish.folder`.",
         "`benchmark` passed.",
