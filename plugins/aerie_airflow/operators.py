@@ -5,7 +5,7 @@ What is heavy to import (the store, Arrow) is imported where a task executes: th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -28,7 +28,7 @@ from aerie_airflow.log_groups import GroupedLog
 from aerie_airflow.notifications import RunFailed, send_alert
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperatorLink, Context
     from airflow.sdk.types import RuntimeTaskInstanceProtocol as RuntimeTaskInstance
 
     from aerie.stage_process import StageProcess
@@ -57,7 +57,7 @@ class StageOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("stage", "dataset")
-    operator_extra_links = (RunLink(), DatasetLink(), SamplesLink(), ServerLogLink())
+    operator_extra_links: Collection[BaseOperatorLink] = (RunLink(), DatasetLink(), SamplesLink(), ServerLogLink())
     ui_color = "#e8f1f5"
 
     def __init__(self, *, stage: str, dataset: str | None = None, phase: str | None = None, **kwargs: Any) -> None:
