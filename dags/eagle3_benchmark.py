@@ -67,7 +67,7 @@ params = {
         type="array",
         items={"type": "integer", "minimum": 1},
         title="Concurrency",
-        description="Requests at a time; each number is measured on its own. Empty: as configured.",
+        description="Requests at a time, such as [1, 8, 32]: each is measured on its own. Empty: as configured.",
     ),
     "num_steps": optional("integer", "Draft steps", "Of our server; empty: as configured.", minimum=1),
     "eagle_topk": optional("integer", "Top-k", "Of our server; empty: as configured.", minimum=1),
