@@ -53,13 +53,23 @@ class DatasetLink(BaseOperatorLink):
 
 
 class SamplesLink(BaseOperatorLink):
-    """The data set's samples as text; each leads to its raw row of the response log."""
+    """The data set's samples as text; each leads to its row of the response log."""
 
     name = "Decoded samples"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Address of the sample browser."""
         return dataset_page(operator, "samples")
+
+
+class ResponseLogLink(BaseOperatorLink):
+    """The files of the data set's response log."""
+
+    name = "Response log"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        """Address of the response log's page."""
+        return dataset_page(operator, "responses")
 
 
 class ServerLogLink(BaseOperatorLink):

@@ -23,7 +23,7 @@ from aerie.settings.machine import database_url, run_folder, settings_path
 from aerie.settings.pipeline import load_settings
 from aerie.stages import StageResult
 from aerie_airflow.assets import announce
-from aerie_airflow.links import DatasetLink, RunLink, SamplesLink, ServerLogLink
+from aerie_airflow.links import DatasetLink, ResponseLogLink, RunLink, SamplesLink, ServerLogLink
 from aerie_airflow.log_groups import GroupedLog
 from aerie_airflow.notifications import RunFailed, send_alert
 
@@ -57,7 +57,13 @@ class StageOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("stage", "dataset")
-    operator_extra_links: Collection[BaseOperatorLink] = (RunLink(), DatasetLink(), SamplesLink(), ServerLogLink())
+    operator_extra_links: Collection[BaseOperatorLink] = (
+        RunLink(),
+        DatasetLink(),
+        SamplesLink(),
+        ResponseLogLink(),
+        ServerLogLink(),
+    )
     ui_color = "#e8f1f5"
 
     def __init__(self, *, stage: str, dataset: str | None = None, phase: str | None = None, **kwargs: Any) -> None:
@@ -67,6 +73,7 @@ class StageOperator(BaseOperator):
         self.phase = phase
         self._process: StageProcess | None = None
         self._launch_token: str | None = None
+        self._began = False
 
     @cached_property
     def _lines(self) -> GroupedLog:
@@ -119,7 +126,6 @@ class StageOperator(BaseOperator):
         from aerie.store.connection import connected
 
         instance = context["ti"]
-        self._lines.block("Settings", setting_lines(request))
         folder = run_folder(str(instance.run_id)) / str(instance.task_id) / f"try-{instance.try_number}"
         with connected(database_url(), application=f"aerie {instance.task_id}") as connection:
             self._process = StageProcess(
@@ -156,6 +162,9 @@ class StageOperator(BaseOperator):
     ) -> None:
         from aerie.recording import record_event
 
+        if not self._began:  # a task that waits says so in one line
+            self._began = True
+            self._lines.block("Settings", setting_lines(request))
         if event["type"] == "progress":
             self._lines.line(event["message"], group=event.get("group"))
         elif event["type"] == "alert":

@@ -4,11 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.serialization.serialized_objects import DagSerialization
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
 from aerie.pipeline import RunParameters, stage_request
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import load_settings
 from aerie_airflow.operators import StageOperator
+from aerie_dashboard.pages import response_log
 
 SETTINGS = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
 KEY = SimpleNamespace(
@@ -37,6 +40,7 @@ def test_a_data_sets_task_leads_to_its_run_its_data_set_and_its_samples(links):
         "Run in Aerie": "/aerie/runs/manual__2026-11-29T17%3A40%3A41%2B00%3A00",
         "Data set in Aerie": "/aerie/editions/main/datasets/B1_glaive",
         "Decoded samples": "/aerie/editions/main/datasets/B1_glaive/samples",
+        "Response log": "/aerie/editions/main/datasets/B1_glaive/responses",
         "Server log": "",
     }
 
@@ -62,4 +66,21 @@ def test_the_web_server_knows_the_links_without_aeries_operators():
 
     dag = DagBag(str(PROJECT_ROOT / "dags")).dags["eagle3_pipeline"]
     task = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task("B1_glaive.generate")
-    assert {"Run in Aerie", "Data set in Aerie", "Decoded samples", "Server log"} <= set(task.extra_links)
+    assert set(task.extra_links) >= {
+        "Run in Aerie", "Data set in Aerie", "Decoded samples", "Response log", "Server log",
+    }  # fmt: skip
+
+
+def test_the_response_logs_page_lists_its_files_and_leads_to_the_samples(monkeypatch, tmp_path):
+    monkeypatch.setenv("AERIE_DATA_ROOT", str(tmp_path))
+    folder = tmp_path / "editions" / "main" / "datasets" / "B1_glaive"
+    folder.mkdir(parents=True)
+    (folder / "responses.jsonl").write_bytes(b"x" * 12_345)
+    app = FastAPI()
+    app.include_router(response_log.router)
+    client = TestClient(app)
+
+    page = client.get("/editions/main/datasets/B1_glaive/responses").text
+    assert "responses.jsonl" in page and "12,345" in page
+    assert 'href="/editions/main/datasets/B1_glaive/samples"' in page
+    assert "There is no response log here" in client.get("/editions/main/datasets/A1/responses").text
