@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from aerie.errors import BadInput, Retryable
+from aerie.errors import BadInput, Busy, Failed, Retryable
 from aerie.processes import ProcessIdentity, wait_until_gone
 from aerie.settings.machine import variables_of
 from aerie.stage_process import StageProcess
@@ -55,6 +55,22 @@ def test_secrets_of_the_control_side_stay_there(monkeypatch):
     assert not any("hunter" in value for value in variables_of("model").values())
     assert "AERIE_DATABASE_URL" in variables_of("airflow")
     assert not any("hunter3" in value for value in variables_of("airflow").values())
+
+
+@pytest.mark.parametrize(("status", "kind"), [(1, Failed), (2, BadInput), (75, Retryable), (76, Busy), (3, Failed)])
+def test_a_stages_exit_code_is_the_class_of_its_error(status, kind, make_request, tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    event = '{"type": "error", "message": "what a person needs"}'
+    python.write_text(f"""#!/bin/sh
+while [ "$1" != --events ]; do shift; done
+echo '{event}' >> "$2"
+exit {status}
+""")
+    python.chmod(0o755)
+    monkeypatch.setenv("AERIE_AIRFLOW_PYTHON", str(python))
+    with pytest.raises(kind, match="what a person needs") as raised:
+        StageProcess("plan", make_request(), tmp_path / "run", lambda event: None).run()
+    assert type(raised.value) is kind
 
 
 @pytest.fixture
