@@ -56,7 +56,7 @@ class StageOperator(BaseOperator):
     skipped. Its events go to the task's log and to the store, its manifest to the store and, in short, to XCom.
     """
 
-    template_fields: Sequence[str] = ("stage", "dataset")
+    template_fields: Sequence[str] = ("stage", "dataset", "phase")
     operator_extra_links: Collection[BaseOperatorLink] = (
         RunLink(),
         DatasetLink(),
