@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import get_args
 
+from aerie.serving.plan import Phase
 from aerie.store.queries.rows import Row
 from aerie_dashboard.charts import Chart
 from aerie_dashboard.documents import Stored, Unreadable, read_document
@@ -144,10 +146,13 @@ def launches_of_run(leases: Iterable[LeaseLine], run: RunLine) -> list[LeaseLine
     return sorted(mine, key=lambda one: one.recorded_at)
 
 
+PHASES: tuple[str, ...] = get_args(Phase)
+
+
 class PhaseMemory(Stored):
     """The memory plan of one phase: GiB of each GPU, GB of the host."""
 
-    phase: str
+    phase: Phase
     verdict: str
     reasons: tuple[str, ...]
     max_total_num_tokens: int
@@ -170,6 +175,11 @@ class PlanDocument(Stored):
     reasons: tuple[str, ...]
     model: str
     phases: Mapping[str, PhaseMemory]
+
+    @property
+    def in_order(self) -> list[PhaseMemory]:
+        """The phases in the order in which a run takes them, which the store's ``jsonb`` does not keep."""
+        return sorted(self.phases.values(), key=lambda one: PHASES.index(one.phase))
 
 
 GPU_PARTS = (
@@ -203,7 +213,7 @@ def plan_of(row: Row | None, run_id: str) -> Plan | Unreadable | None:
 
 
 def _gpu_chart(plan: PlanDocument) -> Chart:
-    phases = list(plan.phases.values())
+    phases = plan.in_order
     sizes = {one.gpu_memory_gib for one in phases}
     size = f", of {sizes.pop():,.1f} GiB" if len(sizes) == 1 else ""
     return Chart.model_validate(
@@ -224,7 +234,7 @@ def _gpu_chart(plan: PlanDocument) -> Chart:
 
 
 def _host_chart(plan: PlanDocument) -> Chart | None:
-    phases = [one for one in plan.phases.values() if one.host_available_gb is not None]
+    phases = [one for one in plan.in_order if one.host_available_gb is not None]
     if not phases:
         return None
     loading = [one.host_loading_gb for one in phases]

@@ -58,7 +58,7 @@
     });
     const places = axis(chart.x_title, {
       stacked: chart.kind === "stacked",
-      ...(numeric ? { type: "linear", ticks: { callback: (value) => short.format(value) } } : {}),
+      ...(numeric ? { type: "linear", ticks: { callback: (value) => short.format(value) } } : { ticks: { autoSkip: !chart.horizontal } }),
       ...(numeric ? {} : { grid: { display: false } }),
     });
     return {
