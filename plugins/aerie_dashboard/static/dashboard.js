@@ -1,18 +1,5 @@
-// What pages do by themselves: refresh while a run is running, and leave Airflow's frame for links to Airflow.
+// What pages do by themselves: copy, refresh while a run is running, and count how old their figures are.
 (() => {
-  const framed = window.parent !== window;
-
-  // The frame may not navigate the page that it stands in; a link of that page may.
-  document.addEventListener("click", (event) => {
-    const link = event.target.closest("a[data-airflow]");
-    if (!framed || !link) return;
-    event.preventDefault();
-    const outside = window.parent.document.createElement("a");
-    outside.href = link.href;
-    if (event.ctrlKey || event.metaKey || event.button === 1) outside.target = "_blank";
-    outside.click();
-  });
-
   // <button data-copy="text">: says for a moment whether it was copied.
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-copy]");
