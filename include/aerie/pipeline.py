@@ -1,7 +1,7 @@
 """The pipeline's order, and what a run's parameters ask of it."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
@@ -23,6 +23,7 @@ STEPS: tuple[str, ...] = get_args(Step)
 Place = Literal["before", "inside", "outside"]
 
 PILOT_END: Step = "benchmark"
+LAST_STEP: Step = "publish"
 BACKFILL_END: Step = "validate"
 """Last step of a backfill that does not say otherwise: it mends one data set's data, not the drafter."""
 
@@ -44,7 +45,7 @@ class RunParameters(Frozen):
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
     edition: str = DEFAULT_EDITION
     first: Step = Field(default="prepare", alias="from")
-    last: Step = Field(default="publish", alias="to")
+    last: Step = Field(default=LAST_STEP, alias="to")
     force: bool = False
     pilot: bool = False
     approvals: bool = False
@@ -85,15 +86,15 @@ class RunParameters(Frozen):
         return f"{pilot}data sets {', '.join(self.selected)}; {budget}; from {self.first} to {self.last_step}"
 
 
-def run_parameters(form: Mapping[str, Any], *, backfill: bool, given: Collection[str]) -> RunParameters:
-    """The parameters of a run from its form; ``given`` are those that its caller set.
+def run_parameters(form: Mapping[str, Any], *, backfill: bool) -> RunParameters:
+    """The parameters of a run from its form; where it has no last step, that depends on the kind of run.
 
     Raises:
         BadInput: a parameter has a value that the pipeline does not know.
     """
     asked = dict(form)
-    if backfill and "to" not in given:
-        asked["to"] = BACKFILL_END
+    if asked.get("to") is None:
+        asked["to"] = BACKFILL_END if backfill else LAST_STEP
     try:
         return RunParameters.model_validate(asked)
     except ValidationError as error:

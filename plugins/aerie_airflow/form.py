@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from airflow.sdk import Param
 
-from aerie.pipeline import DEFAULT_EDITION, EDITION_PATTERN, STEPS
+from aerie.pipeline import BACKFILL_END, DEFAULT_EDITION, EDITION_PATTERN, LAST_STEP, STEPS
 
 DATA, AMOUNT, EXTENT, PEOPLE = "What is made", "How much", "Which steps", "Who decides"
 STEP_NAMES = {step: f"{number}. {step}" for number, step in enumerate(STEPS, start=1)}
@@ -27,7 +27,8 @@ def form(datasets: Sequence[str]) -> dict[str, Param]:
             section=DATA,
             description_md=(
                 "Data sets that this run works on. Those of the edition that were validated before stay in the corpus. "
-                'As JSON: `["B1_glaive", "B3_magicoder"]`.'
+                'As JSON: `["B1_glaive", "B3_magicoder"]`. **In a backfill**, tick *Override parameters on existing '
+                "runs* above: without it Airflow sends nothing of this form, and the run takes all data sets."
             ),
         ),
         "edition": Param(
@@ -72,14 +73,15 @@ def form(datasets: Sequence[str]) -> dict[str, Param]:
             section=EXTENT,
             description_md="First step; what comes before it is left as it is, and must be there.",
         ),
+        # Airflow's form sends every field, of a backfill too: only an empty one says that nobody chose a step.
         "to": Param(
-            STEPS[-1],
-            type="string",
-            enum=list(STEPS),
-            values_display=STEP_NAMES,
+            None,
+            type=["null", "string"],
+            enum=[None, *STEPS],
+            values_display={"null": f"as usual: {LAST_STEP}, a backfill {BACKFILL_END}", **STEP_NAMES},
             title="To",
             section=EXTENT,
-            description_md="Last step. A **backfill** that does not set it ends with `validate`.",
+            description_md=f"Last step. As usual: `{LAST_STEP}`; a **backfill** ends with `{BACKFILL_END}`.",
         ),
         "force": Param(
             False,

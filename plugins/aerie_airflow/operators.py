@@ -278,7 +278,5 @@ def parameters_of(context: Context) -> RunParameters:
     Raises:
         BadInput: a parameter has a value that the pipeline does not know.
     """
-    run = context["dag_run"]
-    return run_parameters(
-        context["params"], backfill=run.run_type == DagRunType.BACKFILL_JOB.value, given=(run.conf or {}).keys()
-    )
+    backfill = context["dag_run"].run_type == DagRunType.BACKFILL_JOB.value
+    return run_parameters(context["params"], backfill=backfill)

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
 from aerie.errors import BadInput
-from aerie.pipeline import RunParameters, place_of
+from aerie.pipeline import RunParameters, place_of, run_parameters
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import DATASET_KEYS, GENERATED_KEYS
 from aerie.settings.presets import preset_path
@@ -78,7 +78,7 @@ def test_every_task_says_what_it_does_what_it_needs_and_what_to_do_when_it_fails
         ({"datasets": []}, "datasets: [] should be non-empty"),
         ({"budget_tokens": "many"}, "budget_tokens: 'many' is not of type 'null', 'integer'"),
         ({"budget_tokens": -1}, "budget_tokens: -1 is less than the minimum of 0"),
-        ({"to": "deploy"}, "to: 'deploy' is not one of ['prepare'"),
+        ({"to": "deploy"}, "to: 'deploy' is not one of [None, 'prepare'"),
         ({"pilot": "yes"}, "pilot: 'yes' is not of type 'boolean'"),
         ({"approvals": 1}, "approvals: 1 is not of type 'boolean'"),
     ],
@@ -95,7 +95,7 @@ def test_the_form_explains_each_field_and_offers_nothing_that_the_pipeline_does_
     assert set(fields) == {field.alias or name for name, field in RunParameters.model_fields.items()}
     for field in fields.values():
         assert field.schema["title"] and field.schema["section"] and field.schema["description_md"]
-    assert RunParameters.model_validate({name: field.value for name, field in fields.items()})
+    assert run_parameters({name: field.value for name, field in fields.items()}, backfill=False).last_step == "publish"
 
 
 def test_nothing_after_the_gate_runs_when_the_benchmark_fails(dag):
@@ -213,10 +213,11 @@ def test_a_wrong_parameter_is_refused_by_name(wrong):
 
 def asked(conf: dict[str, object], *, run_type: str) -> RunParameters:
     """What the operators read from a run with this conf, on a form whose other fields are left as they are."""
+    from aerie_airflow.form import form
     from aerie_airflow.operators import parameters_of
 
-    form = RunParameters().model_dump(by_alias=True)
-    return parameters_of({"params": {**form, **conf}, "dag_run": SimpleNamespace(run_type=run_type, conf=conf)})
+    left = {name: field.value for name, field in form(DATASET_KEYS).items()}
+    return parameters_of({"params": {**left, **conf}, "dag_run": SimpleNamespace(run_type=run_type, conf=conf)})
 
 
 def test_a_backfill_ends_with_validate_unless_it_says_otherwise():

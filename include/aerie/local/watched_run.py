@@ -15,7 +15,7 @@ from aerie.errors import BadInput, Failed, Retryable
 from aerie.local import stack
 from aerie.local.airflow_api import TERMINAL_RUN_STATES, AirflowApi, seconds_between
 from aerie.local.configuration import StackConfiguration
-from aerie.pipeline import DEFAULT_EDITION, RunParameters
+from aerie.pipeline import DEFAULT_EDITION, run_parameters
 from aerie.settings.machine import run_folder
 from aerie.store.connection import connected
 from aerie.store.queries.ledger import LedgerCounts, count_editions
@@ -66,11 +66,12 @@ def _run(
     api = AirflowApi(configuration.airflow_url, configuration.airflow_password)
     wait_for_dag(api, DAG_ID)
     run = None
-    asked = RunParameters.model_validate(parameters)
+    asked = run_parameters(parameters, backfill=False)
     for active in api.active_runs(DAG_ID):
         report(f"watching run {active['dag_run_id']}, which an earlier command started")
         ended = watch(api, configuration.database_url, active["dag_run_id"], report)
-        run = ended if RunParameters.model_validate(ended["conf"]) == asked else None
+        same = run_parameters(ended["conf"] or {}, backfill=ended["run_type"] == "backfill") == asked
+        run = ended if same else None
     if run is None or run["state"] != "success":
         run = watch(api, configuration.database_url, api.trigger(DAG_ID, parameters), report)
     run_id = run["dag_run_id"]
@@ -124,7 +125,7 @@ def _look(api: AirflowApi, database_url: str, run_id: str) -> tuple[Any, list[An
     """The run, its tasks and the ledger of its edition; a component that restarts meanwhile is waited for."""
     run = api.run(DAG_ID, run_id)
     with connected(database_url, application="aerie demo") as connection:
-        counts = count_editions(connection, edition=run["conf"].get("edition", DEFAULT_EDITION))
+        counts = count_editions(connection, edition=(run["conf"] or {}).get("edition", DEFAULT_EDITION))
     return run, api.tasks(DAG_ID, run_id), counts
 
 
