@@ -110,6 +110,18 @@ def pilot(
     say(f"the pilot passed; a run of edition {edition} without 'pilot' goes on from it")
 
 
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+def airflow(context: typer.Context) -> None:
+    """Run a command of Airflow's own on the local stack, such as ``airflow backfill create``."""
+    from aerie.local.stack import airflow_command
+
+    command, variables = airflow_command(context.args)
+    os.execve(command[0], command, variables)  # noqa: S606 - no shell is meant
+
+
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def test(
     context: typer.Context,

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import psutil
 from tenacity import RetryError, retry, retry_if_result, stop_after_delay, wait_fixed
 
 from aerie.artefacts.files import write_text
-from aerie.errors import Failed
+from aerie.errors import BadInput, Failed
 from aerie.local.airflow_api import AirflowApi
 from aerie.local.configuration import (
     STACK_ID_VARIABLE,
@@ -36,7 +36,7 @@ from aerie.placement import pools
 from aerie.processes import ProcessIdentity, stop_trees
 from aerie.serving import client
 from aerie.serving.lease import read_lease
-from aerie.settings.machine import aerie_home, models_root, server_folder, stack_settings_path
+from aerie.settings.machine import aerie_home, models_root, python_of, server_folder, stack_settings_path
 from aerie.settings.pipeline import load_settings
 from aerie.store.migrate import migrate
 from aerie.store.roles import grant_rights
@@ -163,6 +163,18 @@ def _wait_until_healthy(api: AirflowApi) -> None:
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "no output")[:200]
+
+
+def airflow_command(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """An ``airflow`` command as the stack's own processes would run it: the command and its environment variables.
+
+    Raises:
+        BadInput: there is no stack here.
+    """
+    if not configuration_path().exists():
+        raise BadInput(f"no stack in {aerie_home()}: ./aerie up makes one")
+    configuration = StackConfiguration.load_or_make()
+    return [str(python_of("airflow")), "-m", "airflow", *arguments], configuration.environment()
 
 
 def down(report: Report, *, purge: bool) -> None:
