@@ -72,7 +72,8 @@ class IntervalFigures(Stored):
     """What ``generate`` reports while it runs."""
 
     tokens_per_second: float | None
-    budget_tokens: NonNegativeInt
+    budget_tokens: NonNegativeInt | None
+    """None is everything that there is."""
 
 
 class ManifestCounts(Stored):
@@ -149,7 +150,7 @@ def _budget(metrics: list[Row], generated: GenerateCounts | Unreadable | None) -
     """Tokens asked for, as last said by ``generate``; 0 is everything, None is not known."""
     latest = read_document(IntervalFigures, metrics[-1]["figures"], place="") if metrics else None
     if isinstance(latest, IntervalFigures):
-        return latest.budget_tokens
+        return latest.budget_tokens or 0
     return generated.budget if isinstance(generated, GenerateCounts) else None
 
 

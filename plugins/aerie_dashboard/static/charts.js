@@ -3,7 +3,7 @@
   const ORDER = ["blue", "amber", "teal", "violet", "red", "grey"];
   const drawn = new Map();
   const number = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 3 });
-  const short = new Intl.NumberFormat("en-GB", { notation: "compact", maximumFractionDigits: 2 });
+  const short = new Intl.NumberFormat("en-GB", { notation: "compact", maximumSignificantDigits: 3 });
   const percent = new Intl.NumberFormat("en-GB", { style: "percent", maximumFractionDigits: 1 });
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
