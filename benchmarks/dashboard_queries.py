@@ -47,8 +47,8 @@ SELECT edition, dataset, dataset || '-' || substr(md5(number::text), 1, 20), sta
        CASE state WHEN 'quarantined' THEN ARRAY[(ARRAY['loop', 'no_close', 'empty_answer', 'tool_unbalanced'])
            [1 + mod(number, 4)]] WHEN 'skipped' THEN ARRAY['held_out'] ELSE '{}' END,
        CASE WHEN state = 'kept' AND mod(number, 10) = 0 THEN ARRAY['truncated_in_answer'] ELSE '{}' END,
-       50 + mod(number, 600), length, CASE WHEN length IS NOT NULL THEN length * 2 / 3 END, mod(number, 3), coalesce(length, 0),
-       'validate', number, 'train'
+       50 + mod(number, 600), length, CASE WHEN length IS NOT NULL THEN length * 2 / 3 END, mod(number, 3),
+       coalesce(length, 0), 'validate', number, 'train'
 FROM (
     SELECT *, CASE WHEN state IN ('kept', 'quarantined') THEN
                least(16384, 8 + (646 * exp(1.25 * sqrt(-2 * ln(1 - random())) * cos(2 * pi() * random()))))::integer
@@ -64,7 +64,8 @@ FROM (
 OTHERS = """
 INSERT INTO previews (edition, dataset, sample_id, document)
 SELECT edition, dataset, sample_id, jsonb_build_object('sample_id', sample_id, 'spans', jsonb_build_array(
-    jsonb_build_array('prompt', repeat(md5(sample_id), 60)), jsonb_build_array('reasoning', repeat(md5(sample_id), 200))))
+    jsonb_build_array('prompt', repeat(md5(sample_id), 60)),
+    jsonb_build_array('reasoning', repeat(md5(sample_id), 200))))
 FROM samples WHERE edition = 'main' AND dataset = 'B1_glaive' AND state IN ('kept', 'quarantined')
 ORDER BY md5(sample_id) LIMIT 400;
 
@@ -72,10 +73,12 @@ INSERT INTO interval_metrics (at, run_id, edition, dataset, stage, figures)
 SELECT now() - make_interval(secs => 5 * number), 'run', 'main', dataset, stage, jsonb_build_object(
     'step', number, 'loss', 1.5, 'tokens_per_second', 900 + mod(number, 100), 'budget_tokens', 1000000, 'kept', number,
     'prompts', 100000, 'in_flight', 100, 'generated_tokens', number, 'elapsed_seconds', 5.0 * number)
-FROM generate_series(1, %(count)s) AS number, (VALUES ('B1_glaive', 'generate'), (NULL, 'train')) AS of (dataset, stage);
+FROM generate_series(1, %(count)s) AS number,
+    (VALUES ('B1_glaive', 'generate'), (NULL, 'train')) AS of (dataset, stage);
 
 INSERT INTO manifests (run_id, edition, dataset, stage, fingerprint, document, finished_at)
-SELECT 'run', 'main', 'B' || mod(number, 8), (ARRAY['prepare', 'generate', 'validate'])[1 + mod(number, 3)], md5(number::text),
+SELECT 'run', 'main', 'B' || mod(number, 8), (ARRAY['prepare', 'generate', 'validate'])[1 + mod(number, 3)],
+       md5(number::text),
        jsonb_build_object('counts', jsonb_build_object('rows', number), 'outputs', jsonb_build_array(
            jsonb_build_object('uri', repeat('file:///', 20), 'sha256', repeat(md5(number::text), 2)))),
        now() - make_interval(mins => number)
