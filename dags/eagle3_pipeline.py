@@ -12,7 +12,7 @@ from aerie.settings.pipeline import is_tokenised, load_settings
 from aerie_airflow.approvals import GateOperator
 from aerie_airflow.assets import CORPUS, DRAFTER, validated
 from aerie_airflow.form import form
-from aerie_airflow.notifications import RunFailureNotifier, TaskFailureNotifier
+from aerie_airflow.notifications import RunFailureNotifier, TaskFailureNotifier, run_deadline
 from aerie_airflow.operators import FAIL_FOR_GOOD, CloseRunOperator, OpenRunOperator, StageOperator
 from aerie_airflow.task_docs import APPROVAL_DOC, CLOSE_RUN_DOC, DAG_DOC, OPEN_RUN_DOC, STAGE_DOCS
 from aerie_airflow.timetable import OnDemandTimetable
@@ -38,6 +38,7 @@ with DAG(
         "on_failure_callback": TaskFailureNotifier(),
     },
     on_failure_callback=RunFailureNotifier(),
+    deadline=run_deadline(SETTINGS.alerts),
 ):
     open_run = OpenRunOperator(task_id="open_run", doc_md=OPEN_RUN_DOC)
 

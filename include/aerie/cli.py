@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from aerie import __version__
+from aerie.alerts_commands import app as alerts
 from aerie.errors import AerieError
 from aerie.judging_commands import import_responses, show, validate
 from aerie.model_commands import fetch_model
@@ -24,6 +25,7 @@ app.add_typer(database, name="db")
 app.add_typer(profiles, name="profile")
 for command in (plan, validate, show, import_responses, fetch_model):
     app.command()(command)
+app.add_typer(alerts, name="alerts")
 app.add_typer(quarantine, name="quarantine")
 app.add_typer(server, name="server")
 app.add_typer(sources, name="sources")

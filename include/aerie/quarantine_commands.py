@@ -1,6 +1,5 @@
 """``./aerie quarantine``: what did not come out well, what it looks like, and having it generated again."""
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,16 +19,6 @@ Edition = Annotated[str, typer.Option(help="Edition to look at.")]
 Dataset = Annotated[str | None, typer.Option(help="Only this data set.")]
 Reason = Annotated[str | None, typer.Option(help="Only samples with this reason, or (kept ones too) with this flag.")]
 SampleIds = Annotated[list[str] | None, typer.Argument(help="Only these samples, whatever their state.")]
-
-
-def _store_url() -> str:
-    """URL of the store: as set, else that of the stack on this machine."""
-    from aerie.local.configuration import StackConfiguration, configuration_path
-    from aerie.settings.machine import database_url
-
-    if not os.environ.get("AERIE_DATABASE_URL") and configuration_path().exists():
-        return StackConfiguration.load_or_make().database_url
-    return database_url()
 
 
 def _selection(edition: str, dataset: str | None, reason: str | None, sample_ids: Sequence[str] | None) -> "Selection":
@@ -63,9 +52,10 @@ def list_samples(
 
 
 def _find(selection: "Selection") -> "dict[str, list[LedgerRow]]":
+    from aerie.local.configuration import store_url
     from aerie.store.connection import connected
 
-    with connected(_store_url(), application="aerie quarantine") as connection:
+    with connected(store_url(), application="aerie quarantine") as connection:
         return selection.find(connection)
 
 
@@ -122,6 +112,7 @@ def regenerate(
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
 ) -> None:
     """Have samples generated again by the next generate; what they had before stays in the response log."""
+    from aerie.local.configuration import store_url
     from aerie.quarantine import regenerate as ask_again
     from aerie.settings.machine import data_root
 
@@ -136,7 +127,7 @@ def regenerate(
         typer.echo("nothing was changed; --yes does it")
         return
     for key in found:
-        done = ask_again(_store_url(), data_root(), selection, key)
+        done = ask_again(store_url(), data_root(), selection, key)
         typer.echo(
             f"{edition}/{key}: pending again: {len(done):,}. Generate the data set again (a run of this edition), and "
             "they are sent anew"

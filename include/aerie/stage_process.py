@@ -17,6 +17,7 @@ from typing import Any
 
 from aerie.artefacts.files import write_text
 from aerie.errors import AerieError, BadInput, Busy, Failed, Retryable
+from aerie.masking import masked
 from aerie.processes import die_with_parent
 from aerie.settings.machine import python_of, variables_of
 from aerie.stages import STAGES, StageRequest, StageResult
@@ -109,7 +110,7 @@ class StageProcess:
         if status < 0:
             return Retryable(f"stage {self.stage} was ended by {signal.Signals(-status).name}; its output is in {log}")
         text = message or f"stage {self.stage} ended with status {status}: {_last_line(log)} (its output is in {log})"
-        return ERRORS.get(status, Failed)(text)
+        return ERRORS.get(status, Failed)(masked(text))
 
 
 def _parsed(lines: list[str]) -> Iterator[Event]:

@@ -22,6 +22,7 @@ from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.locks import dataset_lock, edition_lock
 from aerie.artefacts.manifest import Manifest
 from aerie.errors import AerieError, BadInput, Retryable
+from aerie.masking import masked
 from aerie.settings.benchmark_target import BenchmarkTarget
 from aerie.settings.pipeline import DatasetSettings, PipelineSettings
 
@@ -97,7 +98,8 @@ class Events:
     """Writer of a stage's events, one JSON object a line, flushed at once.
 
     ``progress`` is for people (a log line and figures), ``metric`` a row of the time series, ``alert`` something
-    that a person should be told of, ``observation`` what a launched server turned out to hold.
+    that a person should be told of, ``observation`` what a launched server turned out to hold. What looks like a secret
+    in a message is masked before it is written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,12 +111,12 @@ class Events:
 
     def progress(self, message: str, **figures: Any) -> None:
         """Report where the stage is; ``message`` is one complete line."""
-        self._write("progress", {"message": message, **figures})
+        self._write("progress", {"message": masked(message), **figures})
 
     def block(self, title: str, lines: Iterable[str]) -> None:
         """Report lines that belong together and that only some people read: a log folds them under ``title``."""
         for line in lines:
-            self._write("progress", {"message": line, "group": title})
+            self._write("progress", {"message": masked(line), "group": title})
 
     def metric(self, **figures: float | int | str | None) -> None:
         """Report one row of the time series."""
@@ -122,7 +124,7 @@ class Events:
 
     def alert(self, reason: str, message: str) -> None:
         """Report something that a person should be told of."""
-        self._write("alert", {"reason": reason, "message": message})
+        self._write("alert", {"reason": reason, "message": masked(message)})
 
     def observation(self, document: Mapping[str, Any]) -> None:
         """Hand on what a launch turned out to hold (``aerie.artefacts.observations``)."""
@@ -130,7 +132,7 @@ class Events:
 
     def error(self, message: str) -> None:
         """Report why the stage cannot go on; the caller raises it as its own."""
-        self._write("error", {"message": message})
+        self._write("error", {"message": masked(message)})
 
 
 WorksOn = Literal["nothing", "dataset", "edition", "edition and data sets"]

@@ -11,9 +11,10 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from aerie.errors import Failed
 from aerie.pipeline import place_of
-from aerie.settings.machine import database_url, settings_path
+from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import load_settings
 from aerie_airflow.operators import parameters_of
+from aerie_airflow.store import open_store
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -49,7 +50,6 @@ class GateOperator(ApprovalOperator):
             TaskAwaitingInput: always, where it asks: Airflow goes on with ``execute_complete``.
         """
         from aerie.approvals import question
-        from aerie.store.connection import connected
         from aerie.summary import read_manifests
 
         parameters = parameters_of(context)
@@ -60,7 +60,7 @@ class GateOperator(ApprovalOperator):
         if place_of(parameters, stage=self.gate, dataset=None, phase=None) != "inside":
             raise AirflowSkipException(f"nobody is asked: {self.gate} is not part of this run")
         settings = load_settings(settings_path())
-        with connected(database_url(), application=f"aerie {self.task_id}") as connection:
+        with open_store(f"aerie {self.task_id}") as connection:
             asked = question(self.gate, settings, parameters, read_manifests(connection, edition=parameters.edition))
         self.subject, self.body = asked.subject, asked.body
         if settings.approvals.timeout_hours is not None:
@@ -92,14 +92,13 @@ class GateOperator(ApprovalOperator):
         )
 
     def _record(self, context: Context, event: Mapping[str, Any]) -> None:
-        from aerie.store.connection import connected
         from aerie.store.queries.decisions import record_decision
 
         instance = context["ti"]
         asked = instance.xcom_pull(task_ids=self.task_id, key=QUESTION)
         approved = event["chosen_options"] == [self.APPROVE]
         by, at = event["responded_by_user"]["name"], event["responded_at"]
-        with connected(database_url(), application=f"aerie {self.task_id}") as connection:
+        with open_store(f"aerie {self.task_id}") as connection:
             record_decision(
                 connection,
                 run_id=str(instance.run_id),

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow.sdk import BaseHook, BaseNotifier
+from airflow.sdk.definitions.callback import AsyncCallback
+from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from aerie.alerting import (
+    DEADLINE_AT_RISK,
+    DEADLINE_MISSED,
     RUN_FAILED,
     TASK_FAILED,
     WITHOUT_A_WORD,
@@ -27,15 +32,16 @@ from aerie.alerting import (
     first_useful_line,
     run_failure,
 )
+from aerie.deadline import past_deadline
 from aerie.errors import AerieError, BadInput, Failed
-from aerie.settings.machine import database_url, settings_path
+from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import AlertSettings, load_settings
+from aerie_airflow.store import open_store
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from airflow.sdk import Context
 
+    from aerie.stages import StageRequest
     from aerie.store.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -90,10 +96,13 @@ def deliver_alert(alert: Alert) -> Delivery | None:
     from aerie.delivery import deliver
 
     try:
-        urls = _receivers()
-        if urls is None:
+        connection_id = alert_settings().connection_id
+        try:
+            connection = BaseHook.get_connection(connection_id)
+        except AirflowNotFoundException:
+            _say_that_nobody_is_told(connection_id)
             return None
-        outcomes = deliver(urls, title=alert.title, body=alert.body, kind=alert.kind)
+        outcomes = deliver(receivers_of(connection), title=alert.title, body=alert.body, kind=alert.kind)
     except Exception as error:  # noqa: BLE001 - a notifier never fails its task: the row and the log say what it was
         delivery = Delivery(False, first_useful_line(error))
     else:
@@ -104,26 +113,21 @@ def deliver_alert(alert: Alert) -> Delivery | None:
     return delivery
 
 
-def _receivers() -> list[str] | None:
-    """Apprise URLs of the configured connection, None where it does not exist. From now on the log masks them.
+def receivers_of(connection: Any) -> list[str]:
+    """Apprise URLs of an Airflow connection. From now on the log masks what is secret in them.
 
     Raises:
-        BadInput: the connection is there, and has no URLs.
+        BadInput: the connection has no URLs.
     """
     from airflow.providers.apprise.hooks.apprise import AppriseHook
 
     from aerie.masking import secrets_of_url
 
-    connection_id = _alert_settings().connection_id
-    try:
-        connection = BaseHook.get_connection(connection_id)
-    except AirflowNotFoundException:
-        _say_that_nobody_is_told(connection_id)
-        return None
-    expected = f'connection {connection_id}: expected extra {{"config": [{{"path": "an Apprise URL"}}, ...]}}'
+    name = connection.conn_id
+    expected = f'connection {name}: expected extra {{"config": [{{"path": "an Apprise URL"}}, ...]}}'
     if "config" not in connection.extra_dejson:
         raise BadInput(f"{expected}, and there is no config")
-    config = AppriseHook(connection_id).get_config_from_conn(connection)
+    config = AppriseHook(name).get_config_from_conn(connection)
     entries = config if isinstance(config, list) else [config]
     if not entries or not all(isinstance(entry, dict) and isinstance(entry.get("path"), str) for entry in entries):
         raise BadInput(f"{expected}, and an entry has no path")
@@ -134,7 +138,7 @@ def _receivers() -> list[str] | None:
     return urls
 
 
-def _alert_settings() -> AlertSettings:
+def alert_settings() -> AlertSettings:
     """Settings of alerts; where the configuration is what is wrong, an alert that says so is still sent."""
     try:
         return load_settings(settings_path()).alerts
@@ -147,6 +151,63 @@ def _alert_settings() -> AlertSettings:
 @cache
 def _say_that_nobody_is_told(connection_id: str) -> None:
     log.info("alerts are in the store only: there is no Airflow connection %s (docs/airflow.md)", connection_id)
+
+
+class TaskAlerts:
+    """What one task tells of while it runs. Its log has been told already."""
+
+    def __init__(self, connection: Connection, request: StageRequest, *, stage: str, context: Context) -> None:
+        self._connection = connection
+        self._request = request
+        self._stage = stage
+        self._instance = context["ti"]
+        self._deadline = _deadline(request, context)
+
+    def send(self, reason: str, message: str) -> None:
+        """Record an alert of the stage, and tell of it.
+
+        Raises:
+            Retryable: the store is gone.
+        """
+        alert = Alert(
+            reason=reason,
+            message=message,
+            run_id=self._request.run_id,
+            edition=self._request.edition,
+            dataset=self._request.dataset,
+            stage=self._stage,
+            task_id=self._instance.task_id,
+            try_number=self._instance.try_number,
+            log_url=self._instance.log_url,
+        )
+        send_alert(self._connection, alert)
+
+    def watch(self, figures: Mapping[str, Any]) -> None:
+        """Tell, once, of an end that is expected after the run's deadline. ``figures`` are a progress line's."""
+        if self._deadline is None:
+            return
+        late = past_deadline(figures, now=datetime.now(UTC), deadline=self._deadline)
+        if late is not None:
+            self._deadline = None
+            log.warning("ALERT %s: %s", DEADLINE_AT_RISK, late)
+            self.send(DEADLINE_AT_RISK, late)
+
+
+def _deadline(request: StageRequest, context: Context) -> datetime | None:
+    """When the run should have ended, counted from its start; None without a deadline."""
+    hours, started = request.settings.alerts.deadline_hours, context["dag_run"].start_date
+    return None if hours is None or started is None else started + timedelta(hours=hours)
+
+
+def run_deadline(settings: AlertSettings) -> DeadlineAlert | None:
+    """The deadline of every run, for its DAG. Airflow fixes it as a run is queued: no plan of the run can move it."""
+    if settings.deadline_hours is None:
+        return None
+    return DeadlineAlert(
+        reference=DeadlineReference.DAGRUN_QUEUED_AT,
+        interval=timedelta(hours=settings.deadline_hours),
+        callback=AsyncCallback(DeadlineNotifier),
+    )
 
 
 class _AlertNotifier(BaseNotifier):
@@ -180,6 +241,27 @@ class RunFailureNotifier(_AlertNotifier):
         def tell(connection: Connection | None) -> None:
             alert, news = _run_failure(context, connection)
             _tell(connection, alert, news=news)
+
+        _with_store(tell)
+
+
+class DeadlineNotifier(_AlertNotifier):
+    """Tells of a run that has not ended by its deadline. It runs in the triggerer, whose context is a document."""
+
+    def notify(self, context: Context) -> None:
+        """Send the alert."""
+        missed: Mapping[str, Any] = context
+        run, at = missed["dag_run"], missed["deadline"]["deadline_time"]
+
+        def tell(connection: Connection | None) -> None:
+            alert = Alert(
+                reason=DEADLINE_MISSED,
+                message=f"the run is {run['state']} at its deadline, {at} (alerts.deadline_hours after it was queued)",
+                run_id=run["dag_run_id"],
+                edition=_told_of_run(connection, run["dag_run_id"], since=None)[0],
+                log_url=_page_of(run["dag_id"], run["dag_run_id"], None),
+            )
+            _tell(connection, alert)
 
         _with_store(tell)
 
@@ -262,10 +344,8 @@ def _tell(connection: Connection | None, alert: Alert, *, news: bool = True) -> 
 
 def _with_store(tell: Callable[[Connection | None], None]) -> None:
     """Tell with the store at hand; where it is gone, once more without it: somebody must still hear of it."""
-    from aerie.store.connection import connected
-
     try:
-        with connected(database_url(), application="aerie alerts") as connection:
+        with open_store("aerie alerts") as connection:
             tell(connection)
     except AerieError as error:
         log.error("an alert is not recorded in the store: %s", error)

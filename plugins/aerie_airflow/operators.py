@@ -19,17 +19,17 @@ from airflow.utils.types import DagRunType
 from aerie.alerting import Alert
 from aerie.errors import AerieError, Busy
 from aerie.pipeline import RunParameters, place_of, run_parameters, setting_lines, stage_request
-from aerie.settings.machine import database_url, run_folder, settings_path
+from aerie.settings.machine import run_folder, settings_path
 from aerie.settings.pipeline import load_settings
 from aerie.stages import StageResult
 from aerie_airflow.assets import announce
 from aerie_airflow.links import DatasetLink, ResponseLogLink, RunLink, SamplesLink, ServerLogLink
 from aerie_airflow.log_groups import GroupedLog
-from aerie_airflow.notifications import RunFailed, send_alert
+from aerie_airflow.notifications import RunFailed, TaskAlerts, send_alert
+from aerie_airflow.store import open_store
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
-    from airflow.sdk.types import RuntimeTaskInstanceProtocol as RuntimeTaskInstance
 
     from aerie.stage_process import StageProcess
     from aerie.stages import StageRequest
@@ -123,13 +123,13 @@ class StageOperator(BaseOperator):
         from aerie.asset_facts import asset_facts
         from aerie.recording import record_result
         from aerie.stage_process import StageProcess
-        from aerie.store.connection import connected
 
         instance = context["ti"]
         folder = run_folder(str(instance.run_id)) / str(instance.task_id) / f"try-{instance.try_number}"
-        with connected(database_url(), application=f"aerie {instance.task_id}") as connection:
+        with open_store(f"aerie {instance.task_id}") as connection:
+            alerts = TaskAlerts(connection, request, stage=self.stage, context=context)
             self._process = StageProcess(
-                self.stage, request, folder, lambda event: self._report(connection, request, event, instance)
+                self.stage, request, folder, lambda event: self._report(connection, alerts, request, event)
             )
             result = self._run(self._process)
             self._launch_token = result.data.get("launch_token")
@@ -158,7 +158,7 @@ class StageOperator(BaseOperator):
             raise
 
     def _report(
-        self, connection: Connection, request: StageRequest, event: Mapping[str, Any], instance: RuntimeTaskInstance
+        self, connection: Connection, alerts: TaskAlerts, request: StageRequest, event: Mapping[str, Any]
     ) -> None:
         from aerie.recording import record_event
 
@@ -167,21 +167,11 @@ class StageOperator(BaseOperator):
             self._lines.block("Settings", setting_lines(request))
         if event["type"] == "progress":
             self._lines.line(event["message"], group=event.get("group"))
+            alerts.watch(event)
         elif event["type"] == "alert":
             self._lines.close()
             self.log.warning("ALERT %s: %s", event["reason"], event["message"])
-            alert = Alert(
-                reason=event["reason"],
-                message=event["message"],
-                run_id=request.run_id,
-                edition=request.edition,
-                dataset=request.dataset,
-                stage=self.stage,
-                task_id=instance.task_id,
-                try_number=instance.try_number,
-                log_url=instance.log_url,
-            )
-            send_alert(connection, alert)
+            alerts.send(event["reason"], event["message"])
         record_event(connection, self.stage, request, event)
 
     def on_kill(self) -> None:
@@ -211,7 +201,6 @@ class OpenRunOperator(BaseOperator):
         Raises:
             BadInput: a data set or a task that the configuration does not have.
         """
-        from aerie.store.connection import connected
         from aerie.store.queries.runs import record_run
 
         settings = load_settings(settings_path())
@@ -219,7 +208,7 @@ class OpenRunOperator(BaseOperator):
         for key in parameters.datasets:
             settings.dataset(key)
         instance = context["ti"]
-        with connected(database_url(), application="aerie open_run") as connection:
+        with open_store("aerie open_run") as connection:
             record_run(
                 connection,
                 run_id=str(instance.run_id),
@@ -245,7 +234,6 @@ class CloseRunOperator(BaseOperator):
         Raises:
             RunFailed: a task of the run failed; names them, and how many were not run.
         """
-        from aerie.store.connection import connected
         from aerie.store.queries.runs import finish_run
         from aerie.summary import build_summary, rejections
 
@@ -257,7 +245,7 @@ class CloseRunOperator(BaseOperator):
         parameters = parameters_of(context)
         settings = load_settings(settings_path())
         clean = not failed and not not_run
-        with connected(database_url(), application="aerie close_run") as connection:
+        with open_store("aerie close_run") as connection:
             summary = build_summary(connection, stage_request(settings, parameters, run_id=run_id))
             finish_run(connection, run_id=run_id, state="success" if clean else "failed", summary=summary)
             for rejection in rejections(summary):

@@ -1,18 +1,28 @@
 import asyncio
 import json
 import logging
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.execution_time import task_runner
+from airflow.triggers.callback import CallbackTrigger
 
 from aerie.alerting import Alert
 from aerie.errors import Failed
+from aerie.settings.pipeline import AlertSettings
 from aerie.store.connection import connected
 from aerie.store.queries.alerts import list_alerts
 from aerie_airflow import notifications
-from aerie_airflow.notifications import RunFailed, RunFailureNotifier, TaskFailureNotifier, send_alert
+from aerie_airflow.notifications import (
+    RunFailed,
+    RunFailureNotifier,
+    TaskAlerts,
+    TaskFailureNotifier,
+    run_deadline,
+    send_alert,
+)
 from aerie_airflow.operators import StageOperator
 from tests.receivers import SECRET, receiving
 
@@ -186,3 +196,56 @@ def test_a_notifier_can_be_awaited_in_the_triggerer(store, receiver, monkeypatch
     connect(monkeypatch, receiver.url("take"))
     asyncio.run(TaskFailureNotifier().async_notify(task_context(Failed("no room"), task_id="plan")))
     assert len(receiver.messages) == 1
+
+
+def watching(store, *, deadline_hours, started):
+    request = SimpleNamespace(
+        run_id="r",
+        edition="main",
+        dataset="B1_glaive",
+        settings=SimpleNamespace(alerts=AlertSettings(deadline_hours=deadline_hours)),
+    )
+    context = {**task_context(), "dag_run": SimpleNamespace(start_date=started)}
+    return TaskAlerts(store, request, stage="generate", context=context)
+
+
+def test_an_end_expected_after_the_deadline_is_told_once_with_both_figures(store, receiver, monkeypatch):
+    connect(monkeypatch, receiver.url("take"))
+    started = datetime.now(UTC)
+    figures = {"dataset": "B1_glaive", "eta_low_seconds": 2 * 3600, "eta_high_seconds": 3 * 3600}
+    for _ in range(2):  # two tries of the task
+        alerts = watching(store, deadline_hours=1.0, started=started)
+        alerts.watch({"message": "the canary passed"})
+        alerts.watch({**figures, "eta_low_seconds": 60.0})
+        assert len(receiver.messages) <= 1
+        alerts.watch(figures)
+        alerts.watch(figures)
+    (message,) = receiver.messages
+    assert message["title"] == "Aerie: deadline at risk (B1_glaive)"
+    assert f"the run's deadline at {started + timedelta(hours=1):%Y-%m-%d %H:%M}" in message["message"]
+    assert f"{started + timedelta(hours=2):%Y-%m-%d %H:}" in message["message"]
+    assert len(rows(store)) == 2
+
+
+def test_without_a_deadline_no_end_is_too_late(store):
+    watching(store, deadline_hours=None, started=datetime.now(UTC)).watch({"eta_low_seconds": 1e9})
+    assert rows(store) == []
+    assert run_deadline(AlertSettings()) is None
+
+
+def test_a_missed_deadline_is_told_by_the_triggerer_from_the_document_that_it_has(store, receiver, monkeypatch):
+    connect(monkeypatch, receiver.url("take"))
+    callback = run_deadline(AlertSettings(deadline_hours=2)).callback
+    run = {"dag_id": "pipeline", "dag_run_id": "r", "state": "running"}
+    context = {"dag_run": run, "deadline": {"id": "1", "deadline_time": "2026-11-30T10:00:00Z"}}
+    trigger = CallbackTrigger(callback.path, {**callback.kwargs, "context": context})
+
+    async def run_trigger():
+        return [event.payload["state"] async for event in trigger.run()]
+
+    assert asyncio.run(run_trigger()) == ["running", "success"]
+    (message,) = receiver.messages
+    assert message["title"] == "Aerie: deadline missed"
+    assert "the run is running at its deadline, 2026-11-30T10:00:00Z" in message["message"]
+    assert "/dags/pipeline/runs/r" in message["message"]
+    assert rows(store)[0]["reason"] == "deadline_missed"

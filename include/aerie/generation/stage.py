@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.alerting import BUDGET_REACHED
 from aerie.artefacts.files import fingerprint_of
 from aerie.artefacts.layout import DatasetFiles
 from aerie.artefacts.manifest import (
@@ -164,9 +165,13 @@ def generate(request: StageRequest, events: Events) -> StageResult:
     migrate(url)
     with DatasetWriter(url, **job.key, run_id=request.run_id, lock_path=job.files.writer_lock) as writer:
         stop, counts, log_rows = _generate_past_a_stall(job, writer)
+    stopped = f"{job.where} stopped by {stop.reason}: {stop.message}"
     if stop.failed:
-        events.alert(stop.reason, f"{job.where}: {stop.message}")
-        raise Failed(f"{job.where} stopped by {stop.reason}: {stop.message}")
+        # In the words of the error: whoever tells of both tells once.
+        events.alert(stop.reason, stopped)
+        raise Failed(stopped)
+    if stop.reason != "prompts_exhausted":
+        events.alert(BUDGET_REACHED, stopped)
     manifest = write_manifest(
         manifest_path,
         stage=STAGE,

@@ -22,6 +22,7 @@ from aerie.settings.machine import (
     PROJECT_ROOT,
     aerie_home,
     dashboard_database_url,
+    database_url,
     owner_database_url,
     settings_path,
 )
@@ -187,7 +188,7 @@ class StackConfiguration(BaseModel):
             for name, value in values.items()
         }
         return {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", OWNER_VARIABLE))},
+            **{name: value for name, value in os.environ.items() if _is_for_the_stack(name)},
             **variables,
             "AIRFLOW_HOME": str(airflow_home),
             "AERIE_HOME": str(home),
@@ -238,3 +239,19 @@ def choose_airflow_port() -> int:
     if not port_is_free(int(asked)):
         raise BadInput(f"port {asked} (AERIE_PORT) is in use: stop what listens there, or choose another")
     return int(asked)
+
+
+def _is_for_the_stack(variable: str) -> bool:
+    """Whether a variable of the person's shell reaches Airflow: connections do, settings of another Airflow do not."""
+    return variable.startswith("AIRFLOW_CONN_") or not variable.startswith(("AIRFLOW_", OWNER_VARIABLE))
+
+
+def store_url() -> str:
+    """URL of the store, for a command: as set, else that of the stack on this machine.
+
+    Raises:
+        BadInput: there is neither.
+    """
+    if not os.environ.get("AERIE_DATABASE_URL") and configuration_path().exists():
+        return StackConfiguration.load_or_make().database_url
+    return database_url()
