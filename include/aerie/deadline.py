@@ -14,14 +14,15 @@ def past_deadline(figures: Mapping[str, Any], *, now: datetime, deadline: dateti
     earliest, latest = figures.get("eta_low_seconds"), figures.get("eta_high_seconds")
     if earliest is None or now + timedelta(seconds=earliest) <= deadline:
         return None
-    ends = f"{_moment(now + timedelta(seconds=earliest))} or later"
+    ends = f"{moment(now + timedelta(seconds=earliest))} or later"
     if latest is not None:
-        ends = f"between {_moment(now + timedelta(seconds=earliest))} and {_moment(now + timedelta(seconds=latest))}"
+        ends = f"between {moment(now + timedelta(seconds=earliest))} and {moment(now + timedelta(seconds=latest))}"
     return (
-        f"{figures['dataset']} is expected to end {ends}, past the run's deadline at {_moment(deadline)} "
+        f"{figures['dataset']} is expected to end {ends}, past the run's deadline at {moment(deadline)} "
         "(alerts.deadline_hours)"
     )
 
 
-def _moment(at: datetime) -> str:
+def moment(at: datetime) -> str:
+    """A time for people, to the minute."""
     return f"{at:%Y-%m-%d %H:%M} {at.tzname()}"

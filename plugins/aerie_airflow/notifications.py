@@ -32,7 +32,7 @@ from aerie.alerting import (
     first_useful_line,
     run_failure,
 )
-from aerie.deadline import past_deadline
+from aerie.deadline import moment, past_deadline
 from aerie.errors import AerieError, BadInput, Failed
 from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import AlertSettings, load_settings
@@ -251,7 +251,7 @@ class DeadlineNotifier(_AlertNotifier):
     def notify(self, context: Context) -> None:
         """Send the alert."""
         missed: Mapping[str, Any] = context
-        run, at = missed["dag_run"], missed["deadline"]["deadline_time"]
+        run, at = missed["dag_run"], moment(missed["deadline"]["deadline_time"])
 
         def tell(connection: Connection | None) -> None:
             alert = Alert(

@@ -237,7 +237,7 @@ def test_a_missed_deadline_is_told_by_the_triggerer_from_the_document_that_it_ha
     connect(monkeypatch, receiver.url("take"))
     callback = run_deadline(AlertSettings(deadline_hours=2)).callback
     run = {"dag_id": "pipeline", "dag_run_id": "r", "state": "running"}
-    context = {"dag_run": run, "deadline": {"id": "1", "deadline_time": "2026-11-30T10:00:00Z"}}
+    context = {"dag_run": run, "deadline": {"id": "1", "deadline_time": datetime(2026, 11, 30, 10, tzinfo=UTC)}}
     trigger = CallbackTrigger(callback.path, {**callback.kwargs, "context": context})
 
     async def run_trigger():
@@ -246,6 +246,6 @@ def test_a_missed_deadline_is_told_by_the_triggerer_from_the_document_that_it_ha
     assert asyncio.run(run_trigger()) == ["running", "success"]
     (message,) = receiver.messages
     assert message["title"] == "Aerie: deadline missed"
-    assert "the run is running at its deadline, 2026-11-30T10:00:00Z" in message["message"]
+    assert "the run is running at its deadline, 2026-11-30 10:00 UTC" in message["message"]
     assert "/dags/pipeline/runs/r" in message["message"]
     assert rows(store)[0]["reason"] == "deadline_missed"
