@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from aerie.settings.machine import database_url, settings_path
+from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import load_settings
 from aerie_airflow.assets import DRAFTER
 from aerie_airflow.links import ServerLogLink
 from aerie_airflow.operators import StageOperator
+from aerie_airflow.store import open_store
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -32,7 +33,6 @@ class BenchmarkOperator(StageOperator):
             BadInput, Failed, Retryable: the parameters make no benchmark, or what the stage raised.
         """
         from aerie.drafter_benchmarks import benchmark_request, parse_parameters, plain_request
-        from aerie.store.connection import connected
         from aerie.store.queries.drafters import list_drafters
 
         settings, run_id = load_settings(settings_path()), str(context["ti"].run_id)
@@ -43,6 +43,6 @@ class BenchmarkOperator(StageOperator):
             return self._answer(context, plain_request(settings, parameters, run_id=run_id))
         events = context["triggering_asset_events"].get(DRAFTER, ())
         parameters = parameters.with_published(event.extra for event in events)
-        with connected(database_url(), application=f"aerie {self.task_id}") as connection:
+        with open_store(f"aerie {self.task_id}") as connection:
             drafters = list_drafters(connection)
         return self._answer(context, benchmark_request(settings, parameters, drafters, run_id=run_id))

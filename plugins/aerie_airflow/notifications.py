@@ -39,7 +39,7 @@ from aerie.settings.pipeline import AlertSettings, load_settings
 from aerie_airflow.store import open_store
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import DAG, Context
 
     from aerie.stages import StageRequest
     from aerie.store.connection import Connection
@@ -50,7 +50,7 @@ CLOSING_TASK = "close_run"
 
 
 class RunFailed(Failed):
-    """Raised by the closing task alone, to end its run as it went: the run's own alert tells of it."""
+    """Raised by the closing task alone, to end its run as it went; it has told of it already."""
 
 
 @dataclass(frozen=True)
@@ -230,17 +230,21 @@ class TaskFailureNotifier(_AlertNotifier):
 
 
 class RunFailureNotifier(_AlertNotifier):
-    """Records that a run failed, and tells of it where a task failed that told nothing itself.
+    """Tells of a failed run where its closing task did not get to: it was marked failed, or the run never opened.
 
-    A task that a person marks failed does not get to its own callback; the DAG's is called at the end of the run.
+    It runs in the DAG processor, where what Airflow knows is far: the first question for the states of tasks loads a
+    whole API there, which may take longer than the processor lets a callback live. The store knows enough.
     """
 
     def notify(self, context: Context) -> None:
-        """Record the alert, and send it where it is news."""
+        """Record and send the alert, unless the run was closed."""
+        instance = context.get("ti")
+        states = {} if instance is None else {str(instance.task_id): "failed"}
 
         def tell(connection: Connection | None) -> None:
-            alert, news = _run_failure(context, connection)
-            _tell(connection, alert, news=news)
+            ending = RunEnding.of(context, states, reason=str(context["reason"]))
+            if connection is None or not ending.is_closed(connection):
+                ending.tell(connection)
 
         _with_store(tell)
 
@@ -281,28 +285,51 @@ def _task_failure(context: Context, error: Any) -> Alert:
     )
 
 
-def _run_failure(context: Context, connection: Connection | None) -> tuple[Alert, bool]:
-    """A failed run's alert, and whether it is news."""
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+@dataclass(frozen=True)
+class RunEnding:
+    """A run that failed. ``states`` are those of its tasks, ``reason`` is Airflow's where none of them failed."""
 
-    dag, run_id = context["dag"], str(context["run_id"])
-    states = RuntimeTaskInstance.get_task_states(dag_id=dag.dag_id, run_ids=[run_id]).get(run_id, {})
-    failed = [task.task_id for task in dag.tasks if states.get(task.task_id) == "failed"]
-    failed = [task_id for task_id in failed if task_id != CLOSING_TASK] or failed
-    edition, told = _told_of_run(connection, run_id, since=getattr(context.get("dag_run"), "start_date", None))
-    failed.sort(key=lambda task_id: list(told).index(task_id) if task_id in told else len(told))
-    tasks = [FailedTask(task_id, told[task_id]) if task_id in told else FailedTask(task_id) for task_id in failed]
-    not_run = sum(1 for state in states.values() if state == "upstream_failed")
-    alert = Alert(
-        reason=RUN_FAILED,
-        message=run_failure(tasks, not_run=not_run, reason=str(context["reason"])),
-        run_id=run_id,
-        edition=edition,
-        dataset=getattr(dag.get_task(failed[0]), "dataset", None) if failed else None,
-        stage=getattr(dag.get_task(failed[0]), "stage", None) if failed else None,
-        log_url=_page_of(dag.dag_id, run_id, failed[0] if failed else None),
-    )
-    return alert, not failed or any(task_id not in told for task_id in failed)
+    dag: DAG
+    run_id: str
+    since: datetime | None
+    states: Mapping[str, Any]
+    reason: str
+
+    @classmethod
+    def of(cls, context: Context, states: Mapping[str, Any], *, reason: str) -> RunEnding:
+        """The ending of a callback's or of a task's run; a run that is cleared begins anew."""
+        since = getattr(context.get("dag_run"), "start_date", None)
+        return cls(context["dag"], str(context["run_id"]), since, states, reason)
+
+    def is_closed(self, connection: Connection) -> bool:
+        """Whether the closing task has recorded this ending, and told of it."""
+        from aerie.store.queries.runs import read_run
+
+        run = read_run(connection, run_id=self.run_id)
+        ended = run["finished_at"] if run else None
+        return ended is not None and (self.since is None or ended >= self.since)
+
+    def tell(self, connection: Connection | None) -> None:
+        """Record the alert, and send it where a task failed that told nothing itself."""
+        failed = [task.task_id for task in self.dag.tasks if self.states.get(task.task_id) == "failed"]
+        failed = [task_id for task_id in failed if task_id != CLOSING_TASK] or failed
+        edition, told = _told_of_run(connection, self.run_id, since=self.since)
+        # First causes first: Airflow does not say when a task failed, the alerts do.
+        tasks = [FailedTask(task_id, message) for task_id, message in told.items() if task_id in failed]
+        untold = [task_id for task_id in failed if task_id not in told]
+        tasks += [FailedTask(task_id) for task_id in untold]
+        first = self.dag.get_task(tasks[0].task_id) if tasks else None
+        not_run = sum(1 for state in self.states.values() if state == "upstream_failed")
+        alert = Alert(
+            reason=RUN_FAILED,
+            message=run_failure(tasks, not_run=not_run, reason=self.reason),
+            run_id=self.run_id,
+            edition=edition,
+            dataset=getattr(first, "dataset", None),
+            stage=getattr(first, "stage", None),
+            log_url=_page_of(self.dag.dag_id, self.run_id, first.task_id if first else None),
+        )
+        _tell(connection, alert, news=bool(untold) or not failed)
 
 
 def _told_of_run(

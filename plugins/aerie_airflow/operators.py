@@ -25,7 +25,7 @@ from aerie.stages import StageResult
 from aerie_airflow.assets import announce
 from aerie_airflow.links import DatasetLink, ResponseLogLink, RunLink, SamplesLink, ServerLogLink
 from aerie_airflow.log_groups import GroupedLog
-from aerie_airflow.notifications import RunFailed, TaskAlerts, send_alert
+from aerie_airflow.notifications import RunEnding, RunFailed, TaskAlerts, send_alert
 from aerie_airflow.store import open_store
 
 if TYPE_CHECKING:
@@ -221,10 +221,7 @@ class OpenRunOperator(BaseOperator):
 
 
 class CloseRunOperator(BaseOperator):
-    """Writes the run's summary and fails where a task failed, so that the run ends as it went.
-
-    The DAG's callback, which Airflow calls then, tells of it (``RunFailureNotifier``).
-    """
+    """Writes the run's summary, tells of a failure, and fails where a task failed, so that the run ends as it went."""
 
     operator_extra_links = (RunLink(),)
 
@@ -254,6 +251,8 @@ class CloseRunOperator(BaseOperator):
                 send_alert(
                     connection, Alert(reason="rejected", message=message, run_id=run_id, edition=parameters.edition)
                 )
+            if not clean:
+                RunEnding.of(context, states, reason="tasks were not run").tell(connection)
         if not clean:
             names = ", ".join(failed)
             raise RunFailed(f"the run did not finish cleanly: {names} failed, {not_run:,} tasks were not run")

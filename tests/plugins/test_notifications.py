@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.execution_time import task_runner
 from airflow.triggers.callback import CallbackTrigger
 
 from aerie.alerting import Alert
@@ -14,6 +13,7 @@ from aerie.errors import Failed
 from aerie.settings.pipeline import AlertSettings
 from aerie.store.connection import connected
 from aerie.store.queries.alerts import list_alerts
+from aerie.store.queries.runs import finish_run, record_run
 from aerie_airflow import notifications
 from aerie_airflow.notifications import (
     RunFailed,
@@ -23,7 +23,7 @@ from aerie_airflow.notifications import (
     run_deadline,
     send_alert,
 )
-from aerie_airflow.operators import StageOperator
+from aerie_airflow.operators import CloseRunOperator, StageOperator
 from tests.receivers import SECRET, receiving
 
 LOG_URL = "http://airflow/dags/pipeline/runs/r/tasks/B1_glaive.generate?try_number=1"
@@ -71,14 +71,32 @@ def task_context(error=None, *, task_id="B1_glaive.generate", try_number=1):
     }
 
 
-def run_context(monkeypatch, **states):
-    """What the DAG's callback gets: the last task that failed is the one that closed the run."""
+def run_context(**states):
+    """What the closing task gets of a run; the states in the order of the DAG."""
     with DAG(dag_id="pipeline", schedule=None) as dag:
         for name in states:
             StageOperator(task_id=name, stage="generate", dataset="B1_glaive" if "." in name else None)
-    answer = SimpleNamespace(task_states={"r": states})
-    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", SimpleNamespace(send=lambda _: answer), raising=False)
-    return {"dag": dag, "run_id": "r", "reason": "task_failure"}
+    instance = SimpleNamespace(run_id="r", dag_id="pipeline", get_task_states=lambda **_: {"r": states})
+    began = datetime.now(UTC) - timedelta(minutes=1)
+    run = SimpleNamespace(run_type="manual", conf={}, start_date=began)
+    return {"dag": dag, "run_id": "r", "dag_run": run, "ti": instance, "params": {"edition": "main"}}
+
+
+def close(**states):
+    with pytest.raises(RunFailed) as failure:
+        CloseRunOperator(task_id="close_run").execute(run_context(**states))
+    TaskFailureNotifier()(task_context(failure.value, task_id="close_run"))
+
+
+def end_in_the_dag_processor(task_id):
+    """The DAG's callback, which Airflow calls at last, with the task that failed last."""
+    context = run_context(**{task_id: "failed"})
+    context["ti"] = SimpleNamespace(task_id=task_id)
+    RunFailureNotifier()({**context, "reason": "task_failure"})
+
+
+def open_run(connection):
+    record_run(connection, run_id="r", dag_id="pipeline", edition="main", config={})
 
 
 def test_an_alert_arrives_with_data_set_reason_first_useful_line_and_log(store, receiver, monkeypatch):
@@ -150,27 +168,45 @@ def test_an_alert_that_reached_nobody_is_told_again(store, receiver, monkeypatch
 
 def test_one_failed_task_gives_one_message_and_the_run_a_row(store, receiver, monkeypatch):
     connect(monkeypatch, receiver.url("take"))
+    open_run(store)
     TaskFailureNotifier()(task_context(Failed("no room for the server\nmore"), task_id="plan"))
-    TaskFailureNotifier()(task_context(RunFailed("the run did not finish cleanly"), task_id="close_run"))
-    others = {f"B{n}.generate": "upstream_failed" for n in range(1, 28)}
-    RunFailureNotifier()(run_context(monkeypatch, plan="failed", **others, close_run="failed"))
+    close(plan="failed", **{f"B{n}.generate": "upstream_failed" for n in range(1, 28)})
+    end_in_the_dag_processor("close_run")
     (message,) = receiver.messages
     assert message["message"].startswith("no room for the server\n")
     assert "Reason: task_failed" in message["message"]
     _, run = rows(store)
-    assert run["reason"] == "run_failed"
+    assert (run["reason"], run["edition"]) == ("run_failed", "main")
     assert run["message"] == "plan failed: no room for the server; 27 tasks were not run because of that"
     assert run["log_url"].endswith("/dags/pipeline/runs/r/tasks/plan")
 
 
-def test_a_task_that_a_person_marked_failed_is_told_by_the_runs_callback(store, receiver, monkeypatch):
+def test_a_task_that_a_person_marked_failed_is_told_at_the_end_of_its_run(store, receiver, monkeypatch):
     connect(monkeypatch, receiver.url("take"))
-    states = {"plan": "success", "B1_glaive.generate": "failed", "close_run": "failed"}
-    RunFailureNotifier()(run_context(monkeypatch, **states))
+    open_run(store)
+    close(plan="success", **{"B1_glaive.generate": "failed"})
+    end_in_the_dag_processor("close_run")
     (message,) = receiver.messages
     assert message["title"] == "Aerie: run failed (B1_glaive)"
     assert message["message"].startswith("B1_glaive.generate failed: it was ended from outside")
     assert "/runs/r/tasks/B1_glaive.generate" in message["message"]
+
+
+def test_a_run_that_was_never_closed_is_told_by_the_dags_callback(store, receiver, monkeypatch):
+    connect(monkeypatch, receiver.url("take"))
+    end_in_the_dag_processor("open_run")
+    (message,) = receiver.messages
+    assert message["message"].startswith("open_run failed: it was ended from outside")
+
+
+def test_a_run_that_is_cleared_and_ends_unclosed_is_told_again(store, receiver, monkeypatch):
+    connect(monkeypatch, receiver.url("take"))
+    open_run(store)
+    finish_run(store, run_id="r", state="failed", summary={})
+    with store, store.cursor() as cursor:
+        cursor.execute("UPDATE runs SET finished_at = now() - interval '1 hour'")
+    end_in_the_dag_processor("close_run")
+    assert len(receiver.messages) == 1
 
 
 def test_a_callback_tells_without_the_store_too(receiver, monkeypatch, caplog):
