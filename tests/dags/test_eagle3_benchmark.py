@@ -66,6 +66,7 @@ def requested(dag, monkeypatch, tmp_path, database_url):
         task.execute({
             "params": given, "triggering_asset_events": TriggeringAssetEventsAccessor.build(told),
             "ti": SimpleNamespace(run_id="run 1", task_id=task_id, dag_id=dag.dag_id, try_number=1),
+            "dag_run": SimpleNamespace(run_type="manual", conf={}, start_date=None),
         })  # fmt: skip
         return requests[-1]
 

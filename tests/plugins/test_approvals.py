@@ -38,7 +38,7 @@ class Asked:
             xcom_push=lambda key, value: self.xcoms.update({key: value}),
             xcom_pull=lambda task_ids, key: self.xcoms[key],
         )  # fmt: skip
-        run = SimpleNamespace(run_type="manual", conf={})
+        run = SimpleNamespace(run_type="manual", conf={}, start_date=None)
         return {"params": params, "ti": instance, "task_instance": instance, "dag_run": run, "task": self.task}
 
     def ask(self, **params):

@@ -40,7 +40,7 @@ def merge(monkeypatch, tmp_path, database_url):
         monkeypatch.setattr(StageProcess, "run", lambda self: result)
         operator = StageOperator(task_id="merge", stage="merge", outlets=[CORPUS])
         instance = SimpleNamespace(run_id="run 1", task_id="merge", dag_id="dag", try_number=1)
-        run = SimpleNamespace(run_type="manual", conf={})
+        run = SimpleNamespace(run_type="manual", conf={}, start_date=None)
         operator.execute({"params": params, "ti": instance, "dag_run": run, "outlet_events": events})
         return events[CORPUS].extra if operator.outlets else None
 

@@ -18,7 +18,7 @@ from aerie_airflow.operators import FAIL_FOR_GOOD, StageOperator
 SETTINGS = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
 
 
-MANUAL_RUN = SimpleNamespace(run_type="manual", conf=None)
+MANUAL_RUN = SimpleNamespace(run_type="manual", conf=None, start_date=None)
 
 
 def context(**params):
