@@ -28,6 +28,7 @@ from aerie.settings.machine import (
 )
 
 DEFAULT_AIRFLOW_PORT = 8080
+DEFAULT_USERS = "admin:admin"
 OWNER_VARIABLE = "AERIE_DATABASE_OWNER_URL"
 STACK_ID_VARIABLE = "AERIE_STACK_ID"
 """Every process of a stack carries its id, so that ``down`` finds what outlived its parent."""
@@ -160,7 +161,7 @@ class StackConfiguration(BaseModel):
                 "dags_are_paused_at_creation": False,
                 "execution_api_server_url": f"{self.airflow_url}/execution/",
                 "fernet_key": self.fernet_key,
-                "simple_auth_manager_users": "admin:admin",
+                "simple_auth_manager_users": os.environ.get("AERIE_USERS") or DEFAULT_USERS,
                 "simple_auth_manager_passwords_file": airflow_home / "passwords.json",
             },
             "database": {"sql_alchemy_conn": sqlalchemy_url},
@@ -207,11 +208,12 @@ class StackConfiguration(BaseModel):
         }
 
     def write_passwords(self) -> None:
-        """Give Airflow's user ``admin`` the stack's password."""
+        """Give Airflow's user ``admin`` the stack's password; others keep theirs, and Airflow makes those it misses."""
         path = aerie_home() / "airflow" / "passwords.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
-        write_text(path, json.dumps({"admin": self.airflow_password}))
+        known = json.loads(path.read_text(encoding="utf-8") or "{}")
+        write_text(path, json.dumps({**known, "admin": self.airflow_password}))
         path.chmod(0o600)
 
 
