@@ -10,11 +10,14 @@ from aerie.settings.machine import PROJECT_ROOT
 
 AERIE = PROJECT_ROOT / "include" / "aerie"
 FLOORS = (
-    {"errors", "ports", "processes", "documents", "artefacts", "store", "settings", "sources", "stages"},
+    {
+        "errors", "ports", "processes", "documents", "masking", "alerting", "artefacts", "store", "settings", "sources",
+        "stages",
+    },
     {"boundary", "serving", "corpus", "prompts"},
     {"generation", "hidden_states", "benchmark"},
     {"training"},
-)
+)  # fmt: skip
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 TOP = len(FLOORS)
 
