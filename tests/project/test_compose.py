@@ -111,7 +111,10 @@ def test_airflow_is_set_as_it_is_by_the_local_stack(services: dict[str, Any]) ->
     here = StackConfiguration.make().environment()
     there = {name.removesuffix("_CMD") for name in services["scheduler"]["environment"]}
     assert {name for name in here if name.startswith("AIRFLOW__")} - there == OF_ONE_HOST_ONLY
-    same = ("CORE__LOAD_EXAMPLES", "CORE__DAGS_ARE_PAUSED_AT_CREATION", "USAGE_DATA_COLLECTION__ENABLED", "DAG_PROCESSOR__REFRESH_INTERVAL")  # fmt: skip
+    same = (
+        "CORE__LOAD_EXAMPLES", "CORE__DAGS_ARE_PAUSED_AT_CREATION", "USAGE_DATA_COLLECTION__ENABLED",
+        "DAG_PROCESSOR__REFRESH_INTERVAL",
+    )  # fmt: skip
     for name in (f"AIRFLOW__{option}" for option in same):
         assert services["scheduler"]["environment"][name] == here[name]
 
