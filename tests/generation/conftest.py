@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aerie.alerting import INFORMATION
 from aerie.artefacts.layout import DatasetFiles
 from aerie.artefacts.manifest import Manifest, write_manifest
 from aerie.artefacts.previews import Preview
@@ -101,6 +102,10 @@ class World:
     def events(self, kind: str) -> list[dict[str, Any]]:
         lines = (self.root / "events.jsonl").read_text().splitlines()
         return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+    def warnings(self) -> list[dict[str, Any]]:
+        """Alerts of what went wrong; a budget that was reached is told of, too, and is good news."""
+        return [alert for alert in self.events("alert") if alert["reason"] not in INFORMATION]
 
     def ledger(self) -> dict[str, LedgerRow]:
         with connected(self.database_url) as connection:

@@ -202,7 +202,7 @@ def test_truncation_above_its_share_is_alerted_once_counted_by_place_and_stops_n
     assert (counts["truncated_in_reasoning"], counts["truncated_in_answer"], counts["truncated_in_tool_call"]) == (
         19, 1, 0,
     )  # fmt: skip
-    (alert,) = world.events("alert")
+    (alert,) = world.warnings()
     assert alert["reason"] == "truncated"
     assert (
         f"main/{DATASET}: lately 3 of 10 responses were cut by max_new_tokens (30.0%, at most 20.0%" in alert["message"]
@@ -217,7 +217,7 @@ def test_a_data_set_too_small_for_the_window_is_alerted_of_its_rates_at_the_end(
     cut = reply(list(range(1, 257)), 5, finish_reason={"type": "length", "length": 256})
     world.server.fault = lambda body, before: cut if int(sample_of(body)[1:]) >= 30 else None
     assert manifest_of(world.run()).counts["kept"] == 40
-    assert [alert["reason"] for alert in world.events("alert")] == ["truncated"]
+    assert [alert["reason"] for alert in world.warnings()] == ["truncated"]
 
 
 def test_a_canary_cut_by_the_cap_is_refused_before_the_rest_is_generated(world):
@@ -282,7 +282,7 @@ def test_samples_that_cannot_be_decoded_are_an_alert_and_generation_goes_on(worl
 
     monkeypatch.setattr(canary_show, "decode", fail)
     assert manifest_of(world.run()).counts["kept"] == 40
-    (alert,) = world.events("alert")
+    (alert,) = world.warnings()
     assert alert["reason"] == "samples_not_decoded" and "no tokenizer; generation goes on" in alert["message"]
     assert alert["message"] in messages(world) and not world.files.canary_previews.exists()
 

@@ -47,7 +47,7 @@ def test_a_bit_flipped_in_a_sealed_segment_is_alerted_and_only_what_it_hit_is_ge
     data[len(data) // 2] ^= 4
     segment.write_bytes(data)
     assert not world.run(budget_tokens=900).reused, "a damaged log counted as done"
-    (alert,) = world.events("alert")
+    (alert,) = world.warnings()
     assert f"{segment.name}: the row at byte " in alert["message"] and "compressed bytes 0 to " in alert["message"]
     after = {row.sample_id: row for row in iterate_responses(world.files.responses)}
     assert generated_again(world) == {name for name, row in before.items() if after.get(name) != row} & set(after)

@@ -66,6 +66,7 @@ def test_prompts_are_taken_in_admission_order_and_a_budget_stops_and_continues(w
     done = {row["sample_id"] for row in world.log()}
     assert done == {f"s{number}" for number in range(len(done))}
     assert world.edition()["stopped_by"] == "budget"
+    assert [alert["reason"] for alert in world.events("alert")] == ["budget_reached"]
     second = manifest_of(world.run(budget_tokens=1800, concurrency=4)).counts
     assert second["response_tokens"] >= 1800
     assert max(world.server.seen.values()) == 1, "raising the budget generated a sample again"
@@ -146,7 +147,7 @@ def test_torn_tail_and_flipped_bit_are_reported_and_only_those_samples_generated
     lines[-1] = lines[-1][:-30]
     world.files.responses.write_bytes(b"".join(lines))
     world.run(budget_tokens=900)
-    (alert,) = world.events("alert")
+    (alert,) = world.warnings()
     assert f"responses.jsonl: the row at byte {len(lines[0]) + len(lines[1])}" in alert["message"]
     assert any("incomplete row" in event["message"] for event in world.events("progress"))
     again = {sample_id for sample_id, times in world.server.seen.items() if times > 1}
@@ -164,7 +165,7 @@ def test_a_canary_of_corrupt_rows_stops_before_the_rest_is_generated(world):
     with pytest.raises(Failed, match=r"canary: 4 of 4 responses are corrupt .* loop 4 times"):
         world.run()
     assert len(world.server.requests) == 4
-    assert world.edition()["stopped_by"] == "canary" and world.events("alert")[0]["reason"] == "canary"
+    assert world.edition()["stopped_by"] == "canary" and world.warnings()[0]["reason"] == "canary"
     assert world.counts().quarantined == 4, "quarantined rows are kept as evidence"
     world.check_log_equals_ledger()
     with pytest.raises(Failed, match="canary"):
@@ -340,7 +341,7 @@ def test_a_server_that_hides_its_load_is_alerted_once_and_never_shown_as_idle(wo
     world.server.delay_seconds = 0.2
     world.server.loads = {"loads": [{"num_running_reqs": 3}]}
     world.run(budget_tokens=1500)
-    (alert,) = world.events("alert")
+    (alert,) = world.warnings()
     assert alert["reason"] == "server_load_unknown" and "field loads.0.num_waiting_reqs" in alert["message"]
     lines = [event["message"] for event in world.events("progress") if event["message"].startswith("Progress")]
     assert lines and all(line.endswith("server: not known") for line in lines)
