@@ -76,5 +76,7 @@ def test_the_page_stands_in_airflows_own_and_links_lead_out_of_the_frame(signed_
     signed_in.goto(f"{dashboard.url}/plugin/aerie")
     frame = signed_in.frame_locator("iframe[title=Aerie]")
     frame.get_by_role("link", name=RUN).first.click()
+    # Airflow takes the frame's page into its own address once it is loaded, which would undo a click before that.
+    signed_in.wait_for_url("**/plugin/aerie/aerie/runs/**")
     frame.get_by_role("link", name="Run in Airflow").click()
     signed_in.wait_for_url(f"**/dags/eagle3_pipeline/runs/{quote(RUN, safe='')}**")
