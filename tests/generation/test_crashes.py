@@ -29,13 +29,13 @@ def check(world) -> None:
 
 
 def once_at(requests: int, action):
-    """A fault that does something once, when so many requests have come."""
+    """A fault that does something once, when so many requests have come, before any of them is answered further."""
     done = []
 
     def fault(body, before):
         done.append(body)
         if len(done) == requests:
-            threading.Thread(target=action).start()
+            action()
 
     return fault
 
@@ -44,14 +44,20 @@ def once_at(requests: int, action):
 
 
 def test_postgresql_stopped_under_load_and_restarted_some_seconds_later_costs_no_request(world, postgres):
-    def restart():
+    restart = threading.Timer(3.0, postgres.start)
+
+    def stop():
         postgres.stop()
-        time.sleep(3)
-        postgres.start()
+        restart.start()
 
     world.server.delay_seconds = 0.1
-    world.server.fault = once_at(15, restart)
-    assert manifest_of(world.run()).counts["kept"] == 40
+    world.server.fault = once_at(15, stop)
+    try:
+        counts = manifest_of(world.run()).counts
+    finally:
+        restart.join()
+        postgres.start()  # for the tests that follow
+    assert counts["kept"] == 40
     assert max(world.server.seen.values()) == 1
     check(world)
 

@@ -28,7 +28,7 @@ def test_a_failure_in_any_part_fails_all_and_is_named_at_the_end(tmp_path, monke
     first = lane(tmp_path, good=PASSES, bad="def test_is_wrong(): assert False\n" + PASSES)
     assert run(monkeypatch, first, lane(tmp_path, other=skips + PASSES)) == 1
     *before, named, closing = capsys.readouterr().out.splitlines()
-    assert named.endswith("bad.test_bad::test_is_wrong")
+    assert named.endswith("test_bad::test_is_wrong")
     assert closing == "3 passed, 1 failed, 1 skipped"
     assert any(line.startswith("other      | SKIPPED") and "no browser" in line for line in before)
 

@@ -16,6 +16,10 @@ from aerie.serving.plan import ServerPlan, checkpoint_identity
 from aerie.settings.machine import PROJECT_ROOT
 
 TOLERANCE = 0.01
+OTHERS_TOLERANCE = 0.05
+"""What others' taking or giving back of memory may change of a pool, as a share of it: it is counted to within some
+percent only, because it moves on while SGLang measures."""
+QUIET_TRIES = 6
 VERIFIER = PROJECT_ROOT / "demo" / "tiny_verifier"
 
 pytestmark = [
@@ -54,6 +58,16 @@ def heavy_verifier(tmp_path: Path) -> Path:
 
 
 def launch(folder: Path, verifier: Path, fraction: float) -> Observation:
+    """A launch during which nobody else took or gave back memory worth a difference: it is repeated until it is one."""
+    for _ in range(QUIET_TRIES):
+        observation = _launch(folder, verifier, fraction)
+        if others_tokens(observation) <= OTHERS_TOLERANCE * observation.max_total_num_tokens:
+            return observation
+        client.stop(folder)
+    raise AssertionError(f"{QUIET_TRIES} launches, and others took or gave back memory during each: {observation}")
+
+
+def _launch(folder: Path, verifier: Path, fraction: float) -> Observation:
     plan = ServerPlan(
         model_path=verifier,
         model_identity=checkpoint_identity(verifier),
@@ -71,6 +85,11 @@ def launch(folder: Path, verifier: Path, fraction: float) -> Observation:
     return handle.observation
 
 
+def others_tokens(observation: Observation) -> float:
+    """Tokens of the pool that others took, or gave back, while the server started."""
+    return abs(observation.taken_by_others_bytes) * observation.mem_fraction_static / observation.bytes_per_token
+
+
 def predicted(observation: Observation, overheads: Overheads) -> int:
     """The prediction, from the memory read before the launch less what others took until the pool was sized."""
     return predict_tokens(observation.undisturbed, overheads)
@@ -80,13 +99,12 @@ def test_the_pool_is_as_planned_at_several_fractions_and_one_launch_plans_the_ne
     folder: Path, heavy_verifier: Path
 ) -> None:
     launches = [launch(folder, VERIFIER, 0.1), launch(folder, heavy_verifier, 0.12), launch(folder, VERIFIER, 0.15)]
-    assert list(read_observations(folder)) == launches
+    assert [one for one in read_observations(folder) if one in launches] == launches
     first, heavy, last = launches
     for one, verifier in ((first, VERIFIER), (heavy, heavy_verifier), (last, VERIFIER)):
         reported = one.max_total_num_tokens
-        others = abs(one.taken_by_others_bytes) * one.mem_fraction_static / one.bytes_per_token
         off = abs(one.predicted_max_total_num_tokens - reported)
-        assert off <= TOLERANCE * reported + others, f"as the keeper planned it: {one}"
+        assert off <= TOLERANCE * reported + others_tokens(one), f"as the keeper planned it: {one}"
         guess = first_guess("cpu", weights_bytes(verifier, dtype_bytes=4))
         assert predicted(one, guess) == pytest.approx(reported, rel=TOLERANCE), f"of a model never launched: {one}"
         assert one.memory_left_bytes is not None
