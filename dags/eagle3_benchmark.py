@@ -11,8 +11,6 @@ and files lie below the data root, the folder of checkpoints or that of publishe
 **When it fails.** The message says what to change. It has no gate: a poor drafter is a result, not a failure.
 """
 
-from datetime import timedelta
-
 from airflow.sdk import DAG, Param
 
 from aerie.pipeline import DEFAULT_EDITION, EDITION_PATTERN
@@ -21,8 +19,8 @@ from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import is_tokenised, load_settings
 from aerie_airflow.assets import DRAFTER
 from aerie_airflow.benchmarks import BenchmarkOperator
-from aerie_airflow.notifications import RunFailureNotifier, TaskFailureNotifier
-from aerie_airflow.operators import FAIL_FOR_GOOD
+from aerie_airflow.notifications import RunFailureNotifier
+from aerie_airflow.task_defaults import TASK_DEFAULTS
 from aerie_airflow.task_docs import STAGE_DOCS
 
 SETTINGS = load_settings(settings_path())
@@ -86,12 +84,7 @@ with DAG(
     max_active_runs=1,
     params=params,
     tags=["aerie", "eagle-3"],
-    default_args={
-        "retries": 2,
-        "retry_delay": timedelta(seconds=10),
-        "retry_policy": FAIL_FOR_GOOD,
-        "on_failure_callback": TaskFailureNotifier(),
-    },
+    default_args={**TASK_DEFAULTS},
     on_failure_callback=RunFailureNotifier(),
 ):
     measure = BenchmarkOperator(

@@ -1,6 +1,5 @@
 """The pipeline: prompts flow in at one end, a measured drafter comes out at the other."""
 
-from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Asset, TaskGroup
@@ -12,8 +11,9 @@ from aerie.settings.pipeline import is_tokenised, load_settings
 from aerie_airflow.approvals import GateOperator
 from aerie_airflow.assets import CORPUS, DRAFTER, validated
 from aerie_airflow.form import form
-from aerie_airflow.notifications import RunFailureNotifier, TaskFailureNotifier, run_deadline
-from aerie_airflow.operators import FAIL_FOR_GOOD, CloseRunOperator, OpenRunOperator, StageOperator
+from aerie_airflow.notifications import RunFailureNotifier, run_deadline
+from aerie_airflow.operators import CloseRunOperator, OpenRunOperator, StageOperator
+from aerie_airflow.task_defaults import TASK_DEFAULTS
 from aerie_airflow.task_docs import APPROVAL_DOC, CLOSE_RUN_DOC, DAG_DOC, OPEN_RUN_DOC, STAGE_DOCS
 from aerie_airflow.timetable import OnDemandTimetable
 
@@ -31,12 +31,7 @@ with DAG(
     params=form(DATASETS),
     render_template_as_native_obj=True,
     tags=["aerie", "eagle-3"],
-    default_args={
-        "retries": 2,
-        "retry_delay": timedelta(seconds=10),
-        "retry_policy": FAIL_FOR_GOOD,
-        "on_failure_callback": TaskFailureNotifier(),
-    },
+    default_args={**TASK_DEFAULTS},
     on_failure_callback=RunFailureNotifier(),
     deadline=run_deadline(SETTINGS.alerts),
 ):

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
 from airflow.utils.types import DagRunType
 
@@ -37,16 +36,6 @@ if TYPE_CHECKING:
 
 USERS_OF_SERVER = ("serve_start", "serve_stop", "generate", "capture", "benchmark")
 BUSY_WAIT = timedelta(seconds=30)
-
-# A stage says by its exit code whether trying again can help; what is for good fails at once.
-FAIL_FOR_GOOD = ExceptionRetryPolicy(
-    rules=[
-        RetryRule(
-            exception="aerie.errors.BadInput", action=RetryAction.FAIL, reason="a person has to change something"
-        ),
-        RetryRule(exception="aerie.errors.Failed", action=RetryAction.FAIL, reason="it would fail the same way again"),
-    ]
-)
 
 
 class StageOperator(BaseOperator):

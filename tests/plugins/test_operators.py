@@ -13,7 +13,8 @@ from aerie.settings.pipeline import load_settings
 from aerie.stage_process import StageProcess
 from aerie.stages import StageResult
 from aerie_airflow.log_groups import GroupedLog
-from aerie_airflow.operators import FAIL_FOR_GOOD, StageOperator
+from aerie_airflow.operators import StageOperator
+from aerie_airflow.task_defaults import FAIL_FOR_GOOD
 
 SETTINGS = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
 
