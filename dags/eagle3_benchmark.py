@@ -13,7 +13,8 @@ and files lie below the data root, the folder of checkpoints or that of publishe
 
 from airflow.sdk import DAG, Param
 
-from aerie.pipeline import DEFAULT_EDITION, EDITION_PATTERN
+from aerie.artefacts.layout import EDITION_PATTERN
+from aerie.pipeline import DEFAULT_EDITION
 from aerie.placement import placement_arguments
 from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import is_tokenised, load_settings

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 from urllib.parse import urlparse
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
-from aerie.artefacts.layout import EditionFiles
+from aerie.artefacts.layout import EditionFiles, EditionName
 from aerie.artefacts.manifest import path_of, read_manifest
 from aerie.errors import BadInput, one_line
-from aerie.pipeline import DEFAULT_EDITION, EDITION_PATTERN
+from aerie.pipeline import DEFAULT_EDITION
 from aerie.recording import drafter_id_of
 from aerie.settings.benchmark_target import BenchmarkTarget
 from aerie.settings.machine import data_root, models_root, server_folder
@@ -31,7 +31,7 @@ class BenchmarkParameters(Frozen):
     drafter: str | None = None
     server_url: ServerUrl | None = None
     verifier_url: ServerUrl | None = None
-    edition: Annotated[str, Field(pattern=EDITION_PATTERN)] = DEFAULT_EDITION
+    edition: EditionName = DEFAULT_EDITION
     datasets: tuple[str, ...] = DATASET_KEYS
     prompts_file: Path | None = None
     prompts_per_dataset: PositiveInt | None = None

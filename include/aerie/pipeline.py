@@ -1,12 +1,12 @@
 """The pipeline's order, and what a run's parameters ask of it."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from aerie.artefacts.layout import EditionName
 from aerie.errors import BadInput, one_line
 from aerie.settings.machine import data_root, server_folder
 from aerie.settings.pipeline import DATASET_KEYS, PipelineSettings, is_tokenised
@@ -28,7 +28,6 @@ BACKFILL_END: Step = "validate"
 """Last step of a backfill that does not say otherwise: it mends one data set's data, not the drafter."""
 
 DEFAULT_EDITION = "main"
-EDITION_PATTERN = r"^[a-z0-9_-]+$"
 
 
 class RunParameters(Frozen):
@@ -43,7 +42,7 @@ class RunParameters(Frozen):
 
     datasets: tuple[str, ...] = DATASET_KEYS
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
-    edition: str = DEFAULT_EDITION
+    edition: EditionName = DEFAULT_EDITION
     first: Step = Field(default="prepare", alias="from")
     last: Step = Field(default=LAST_STEP, alias="to")
     force: bool = False
@@ -59,13 +58,6 @@ class RunParameters(Frozen):
     def last_step(self) -> str:
         """Last step that the run takes: a pilot never publishes."""
         return min(self.last, PILOT_END, key=STEPS.index) if self.pilot else self.last
-
-    @field_validator("edition")
-    @classmethod
-    def _label(cls, edition: str) -> str:
-        if not re.fullmatch(EDITION_PATTERN, edition):
-            raise ValueError(f"edition {edition!r}: expected lower-case letters, digits, '_' and '-'")
-        return edition
 
     @model_validator(mode="after")
     def _begins_before_it_ends(self) -> Self:

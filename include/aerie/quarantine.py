@@ -48,9 +48,12 @@ class Selection:
         Raises:
             BadInput: there are no verdicts.
         """
-        folder = EditionFiles(data_root, self.edition).folder / "datasets"
-        keys = [self.dataset] if self.dataset else sorted(path.name for path in folder.glob("*"))
-        datasets = {key: DatasetFiles(folder / key) for key in keys}
+        edition = EditionFiles(data_root, self.edition)
+        folder = edition.folder / "datasets"
+        if self.dataset:
+            datasets = {self.dataset: edition.dataset(self.dataset)}
+        else:
+            datasets = {path.name: DatasetFiles(path) for path in sorted(folder.glob("*"))}
         judged = {key: files for key, files in datasets.items() if files.verdicts.exists()}
         if not judged:
             raise BadInput(f"{folder}: no verdicts of {self.dataset or 'any data set'}: validate has not run there")

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from aerie.artefacts.files import write_text
-from aerie.artefacts.layout import EditionFiles
+from aerie.artefacts.layout import DatasetName, EditionFiles, EditionName
 from aerie.artefacts.locks import dataset_lock, edition_lock
 from aerie.artefacts.manifest import Manifest
 from aerie.errors import AerieError, BadInput, Retryable
@@ -42,8 +42,8 @@ class StageRequest(BaseModel):
     settings: PipelineSettings
     data_root: Path
     server_folder: Path
-    edition: str
-    dataset: str | None = None
+    edition: EditionName
+    dataset: DatasetName | None = None
     selected: tuple[str, ...] = ()
     phase: Literal["generate", "capture", "benchmark"] | None = None
     run_id: str

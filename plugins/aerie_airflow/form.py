@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from airflow.sdk import Param
 
-from aerie.pipeline import BACKFILL_END, DEFAULT_EDITION, EDITION_PATTERN, LAST_STEP, STEPS
+from aerie.artefacts.layout import EDITION_PATTERN
+from aerie.pipeline import BACKFILL_END, DEFAULT_EDITION, LAST_STEP, STEPS
 
 DATA, AMOUNT, EXTENT, PEOPLE = "What is made", "How much", "Which steps", "Who decides"
 STEP_NAMES = {step: f"{number}. {step}" for number, step in enumerate(STEPS, start=1)}

@@ -72,7 +72,7 @@ def test_every_task_says_what_it_does_what_it_needs_and_what_to_do_when_it_fails
 @pytest.mark.parametrize(
     ("conf", "message"),
     [
-        ({"edition": "Main"}, "edition: 'Main' does not match '^[a-z0-9_-]+$'"),
+        ({"edition": "Main"}, "edition: 'Main' does not match '^[a-z0-9_-]{1,64}$'"),
         ({"datasets": ["B9_unknown"]}, "datasets: 'B9_unknown' is not one of ['B1_glaive'"),
         ({"datasets": ["A1", "A1"]}, "datasets: ['A1', 'A1'] has non-unique elements"),
         ({"datasets": []}, "datasets: [] should be non-empty"),

@@ -1,7 +1,46 @@
-"""Where the files of an edition lie below the data root."""
+"""Where the files of an edition lie below the data root.
 
+Names of editions and data sets come from forms, command lines and URLs, and become names of folders here: what could
+lead anywhere else is refused.
+"""
+
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from aerie.errors import BadInput
+
+EDITION_PATTERN = r"^[a-z0-9_-]{1,64}$"
+DATASET_PATTERN = r"[A-Za-z0-9_-]{1,64}"
+
+
+def edition_name(name: str) -> str:
+    """The name, where an edition can have it.
+
+    Raises:
+        BadInput: it could name a folder elsewhere, or one that no file system takes.
+    """
+    if re.fullmatch(EDITION_PATTERN, name) is None:
+        raise BadInput(f"edition {name!r}: expected at most 64 lower-case letters, digits, '_' and '-'")
+    return name
+
+
+def dataset_name(name: str) -> str:
+    """The name, where a data set can have it.
+
+    Raises:
+        BadInput: it could name a folder elsewhere, or one that no file system takes.
+    """
+    if re.fullmatch(DATASET_PATTERN, name) is None:
+        raise BadInput(f"data set {name!r}: expected at most 64 letters, digits, '_' and '-', such as B1_glaive")
+    return name
+
+
+EditionName = Annotated[str, AfterValidator(edition_name)]
+DatasetName = Annotated[str, AfterValidator(dataset_name)]
 
 
 @dataclass(frozen=True)
@@ -67,10 +106,17 @@ class DatasetFiles:
 
 @dataclass(frozen=True)
 class EditionFiles:
-    """Files of one edition."""
+    """Files of one edition.
+
+    Raises:
+        BadInput: the edition cannot have this name.
+    """
 
     data_root: Path
     edition: str
+
+    def __post_init__(self) -> None:
+        edition_name(self.edition)
 
     @property
     def folder(self) -> Path:
@@ -78,12 +124,20 @@ class EditionFiles:
         return self.data_root / "editions" / self.edition
 
     def dataset(self, key: str) -> DatasetFiles:
-        """Files of data set ``key``."""
-        return DatasetFiles(self.folder / "datasets" / key)
+        """Files of data set ``key``.
+
+        Raises:
+            BadInput: no data set can have this name.
+        """
+        return DatasetFiles(self.folder / "datasets" / dataset_name(key))
 
     def lock(self, key: str | None = None) -> Path:
-        """Held by whoever works on data set ``key``, or on what the edition has beside its data sets."""
-        return self.folder / "locks" / ("edition.lock" if key is None else f"{key}.lock")
+        """Held by whoever works on data set ``key``, or on what the edition has beside its data sets.
+
+        Raises:
+            BadInput: no data set can have this name.
+        """
+        return self.folder / "locks" / ("edition.lock" if key is None else f"{dataset_name(key)}.lock")
 
     @property
     def corpus(self) -> Path:

@@ -35,8 +35,15 @@ def server_folder() -> Path:
 
 
 def run_folder(run_id: str) -> Path:
-    """Folder of a run's requests, events and summary."""
-    return aerie_home() / "runs" / run_id.replace("/", "_").replace(":", "-")
+    """Folder of a run's requests, events and summary.
+
+    Raises:
+        BadInput: the run's id, which Airflow lets its users choose, is no name for a folder.
+    """
+    name = run_id.replace("/", "_").replace(":", "-")
+    if name in ("", ".", "..") or not name.isprintable():
+        raise BadInput(f"run {run_id!r}: its id is no name for a folder: trigger it again, with another id or none")
+    return aerie_home() / "runs" / name
 
 
 def chosen_settings() -> Path:

@@ -9,10 +9,8 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response, status
 from fastapi.responses import HTMLResponse
 from pydantic import NonNegativeInt
 
-from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.response_log import find_row
 from aerie.errors import AerieError
-from aerie.settings.machine import data_root
 from aerie.store.connection import Connection
 from aerie.store.queries.ledger import State, count_ledger, count_reasons
 from aerie.store.queries.manifests import latest_manifests
@@ -34,6 +32,7 @@ from aerie_dashboard.documents import Stored, Unreadable, read_document
 from aerie_dashboard.lengths import BARS, length_chart, width_of_bars
 from aerie_dashboard.opened_store import Store
 from aerie_dashboard.rendering import render
+from aerie_dashboard.response_files import response_log_of
 
 router = APIRouter()
 
@@ -280,10 +279,7 @@ def _outdated(row: Row, preview: PreviewDocument) -> bool:
 def read_response(store: Store, edition: str, dataset: str, sample_id: str) -> Response:
     """The row of the response log, as the server answered it."""
     _sample(store, edition, dataset, sample_id)
-    root = data_root().resolve()
-    log = EditionFiles(root, edition).dataset(dataset).responses
-    if not log.resolve().is_relative_to(root):
-        raise HTTPException(status.HTTP_404_NOT_FOUND, "this data set is not below the data root")
+    log = response_log_of(edition, dataset)
     try:
         line = find_row(log, sample_id)
     except AerieError as error:

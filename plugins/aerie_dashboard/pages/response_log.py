@@ -2,13 +2,13 @@
 
 from datetime import UTC, datetime
 
-from fastapi import APIRouter, HTTPException, Request, status
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.response_log import log_files
 from aerie.settings.machine import data_root
 from aerie_dashboard.rendering import render
+from aerie_dashboard.response_files import response_log_of
 
 router = APIRouter()
 
@@ -16,16 +16,13 @@ router = APIRouter()
 @router.get("/editions/{edition}/datasets/{dataset}/responses")
 def show_response_log(request: Request, edition: str, dataset: str) -> HTMLResponse:
     """Name, size and time of every file of the log; a sample's own page leads to its row."""
-    root = data_root().resolve()
-    log = EditionFiles(root, edition).dataset(dataset).responses
-    if not log.resolve().is_relative_to(root):
-        raise HTTPException(status.HTTP_404_NOT_FOUND, "this data set is not below the data root")
+    log = response_log_of(edition, dataset)
     found = [(path.name, path.stat()) for path in log_files(log) if path.is_file()]
     return render(
         request,
         "response_log.html",
         edition=edition,
         dataset=dataset,
-        folder=str(log.parent.relative_to(root)),
+        folder=str(log.parent.relative_to(data_root().resolve())),
         files=[(name, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC)) for name, stat in found],
     )
