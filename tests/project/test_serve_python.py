@@ -30,7 +30,7 @@ def test_a_client_waits_for_the_other_containers_keeper_and_starts_none_of_its_o
     variables = {"PYTHONPATH": str(PROJECT_ROOT / "include"), "PATH": "/usr/bin:/bin"}
     with subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL) as other:
         try:
-            found = client._find_or_start_keeper(tmp_path, SCRIPT, "127.0.0.1")
+            found = client.find_or_start_keeper(tmp_path, SCRIPT, "127.0.0.1", stays=False)
             assert found.status() is None
             found.stop(owner=None)
             assert other.wait(60) == 0

@@ -5,6 +5,7 @@ shared by the owners that want the same plan; who wants another one waits until 
 """
 
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -29,6 +30,7 @@ from aerie.serving.lease import (
     KeeperAddress,
     Lease,
     address_path,
+    given_token,
     lease_path,
     locked,
     read_address,
@@ -55,6 +57,7 @@ POOLED_QUEUE_SECONDS = 60.0
 """The same for tasks that have a slot of the server's pool: who holds the server may need it to come to an end."""
 REPORT_SECONDS = 60.0
 SAID_CHARACTERS = 200
+GIVEN = "AERIE_KEEPER_TOKEN or AERIE_KEEPER_TOKEN_FILE"
 
 ERRORS: Mapping[str, type[AerieError]] = {
     "BadInput": BadInput,
@@ -148,25 +151,19 @@ class Keeper:
 def remote_keeper() -> Keeper | None:
     """The keeper of another host that ``AERIE_KEEPER_URL`` names, None where it is not set.
 
-    Its token is in ``AERIE_KEEPER_TOKEN``, or in the file that ``AERIE_KEEPER_TOKEN_FILE`` names.
-
     Raises:
-        BadInput: there is no token.
+        BadInput: there is no token (``aerie.serving.lease.given_token``).
     """
     url = os.environ.get("AERIE_KEEPER_URL")
     if not url:
         return None
-    token, file = os.environ.get("AERIE_KEEPER_TOKEN"), os.environ.get("AERIE_KEEPER_TOKEN_FILE")
-    try:
-        token = token or (Path(file).read_text().strip() if file else None)
-    except OSError as error:
-        raise BadInput(f"AERIE_KEEPER_TOKEN_FILE {file}: {error.strerror}") from error
-    if not token:
+    token = given_token()
+    if token is None:
         raise BadInput(
             "AERIE_KEEPER_URL is set without a token: set AERIE_KEEPER_TOKEN, or AERIE_KEEPER_TOKEN_FILE to a copy of "
             "the keeper.token on its host"
         )
-    return Keeper(url.rstrip("/"), token, origin="AERIE_KEEPER_TOKEN or AERIE_KEEPER_TOKEN_FILE")
+    return Keeper(url.rstrip("/"), token, origin=GIVEN)
 
 
 def find_keeper(folder: Path) -> Keeper | None:
@@ -183,11 +180,7 @@ def find_keeper(folder: Path) -> Keeper | None:
         return None
     if address.is_of_this_host and address.keeper.find() is None:
         return None
-    try:
-        token = token_path(folder).read_text().strip()
-    except OSError as error:
-        raise KeeperUnreachable(f"{token_path(folder)}: {error.strerror}: run as the user who started it") from error
-    keeper = Keeper(address.url, token, origin=str(token_path(folder)))
+    keeper = _keeper_at(address, folder)
     try:
         keeper.status()
     except KeeperUnreachable:
@@ -197,12 +190,25 @@ def find_keeper(folder: Path) -> Keeper | None:
     return keeper
 
 
+def _keeper_at(address: KeeperAddress, folder: Path) -> Keeper:
+    if (given := given_token()) is not None:
+        return Keeper(address.url, given, origin=GIVEN)
+    path = token_path(folder)
+    try:
+        return Keeper(address.url, path.read_text().strip(), origin=str(path))
+    except OSError as error:
+        raise KeeperUnreachable(
+            f"{path}: {error.strerror}: run as the user who started it, or give both a token in AERIE_KEEPER_TOKEN_FILE"
+        ) from error
+
+
 def ensure_server(
     plan: ServerPlan,
     *,
     folder: Path,
     owner: str,
-    python: Path,
+    python: Path | None,
+    keeper_stays: bool = False,
     lease_seconds: float = 300.0,
     start_timeout_seconds: float = 3600.0,
     queue_seconds: float = QUEUE_SECONDS,
@@ -215,7 +221,9 @@ def ensure_server(
         plan: what it must be.
         folder: its lease, logs and keeper.
         owner: who holds it. Whoever gives the same name is the same holder: the tasks of a run give the run's.
-        python: the serve environment's interpreter, for the keeper and the server.
+        python: the serve environment's interpreter, for the keeper and the server; None where they run on another
+            host: a keeper must be there then.
+        keeper_stays: whether a keeper that this starts stays when a hold runs out, for those of other hosts.
         lease_seconds: how long the owner holds it without a renewal; waiting here renews.
         start_timeout_seconds: how long it may take to become ready, once it is the owner's turn.
         queue_seconds: how long to wait while others hold the server for another plan.
@@ -245,7 +253,7 @@ def ensure_server(
     }
 
     def ask() -> tuple[Keeper, Lease | None, Lease]:
-        keeper = _find_or_start_keeper(folder, python, plan.host)
+        keeper = find_or_start_keeper(folder, python, plan.host, stays=keeper_stays)
         return keeper, keeper.status(), keeper.ensure(body)
 
     keeper, before, lease = _when_free(ask, queue_seconds, report)
@@ -327,13 +335,29 @@ def _require_alive(lease: Lease) -> Lease:
     return lease
 
 
-def _find_or_start_keeper(folder: Path, python: Path, host: str) -> Keeper:
+def find_or_start_keeper(folder: Path, python: Path | None, host: str, *, stays: bool) -> Keeper:
+    """The keeper of a folder, started where there is none.
+
+    Args:
+        folder: of the lease, the keeper's token and the logs.
+        python: the serve environment's interpreter; None: it is another host's, and not started from here.
+        host: address to listen on.
+        stays: whether one that is started stays when a hold runs out.
+
+    Raises:
+        KeeperUnreachable: it does not answer, does not start, or is another host's and not there.
+    """
     keeper = find_keeper(folder)
     if keeper is not None:
         return keeper
+    if python is None:
+        raise KeeperUnreachable(
+            f"{address_path(folder)}: no keeper is there, and none can be started from {socket.gethostname()}: the "
+            "server's host starts it in the task start_server_* of the run; clear that one"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "keeper.log"
-    process = _start_keeper(folder, python, host, log)
+    process = _start_keeper(folder, python, host, log, stays=stays)
 
     def attempt() -> Keeper:
         nonlocal process
@@ -341,7 +365,7 @@ def _find_or_start_keeper(folder: Path, python: Path, host: str) -> Keeper:
         if found is None:
             fate = _fate(process)
             if process.poll() == LOCKED_EXIT_CODE:  # another one was there, and may have been ending
-                process = _start_keeper(folder, python, host, log)
+                process = _start_keeper(folder, python, host, log, stays=stays)
             raise KeeperUnreachable(f"{folder}: no keeper yet, its process {fate}: {_last_line(log)}")
         return found
 
@@ -356,10 +380,11 @@ def _find_or_start_keeper(folder: Path, python: Path, host: str) -> Keeper:
     )(attempt)
 
 
-def _start_keeper(folder: Path, python: Path, host: str, log: Path) -> subprocess.Popen[bytes]:
+def _start_keeper(folder: Path, python: Path, host: str, log: Path, *, stays: bool) -> subprocess.Popen[bytes]:
+    command = [str(python), "-m", "aerie.serving.keeper", "--root", str(folder), "--host", host]
     with log.open("ab") as output:
         return subprocess.Popen(
-            [str(python), "-m", "aerie.serving.keeper", "--root", str(folder), "--host", host],
+            [*command, "--stay"] if stays else command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -1,7 +1,8 @@
 """The keeper: parents one server, answers for it, and ends it when nobody holds it any more.
 
-``python -m aerie.serving.keeper --root FOLDER [--host HOST]``, in the serve environment, in a session of its own.
-HTTP endpoints, all with ``Authorization: Bearer`` and the token in ``FOLDER/keeper.token``:
+``python -m aerie.serving.keeper --root FOLDER [--host HOST] [--stay]``, in the serve environment, in a session of its
+own. HTTP endpoints, all with ``Authorization: Bearer`` and the token in ``FOLDER/keeper.token``, which is the one that
+the keeper was given (``aerie.serving.lease.given_token``), else one of its own:
 
 - ``POST /ensure`` ``{plan, owner, lease_seconds, start_timeout_seconds, preflight}``: hold a server of this plan;
   returns at once. The server that is there is shared when it is of the same plan; for another plan the owner's hold
@@ -15,7 +16,8 @@ HTTP endpoints, all with ``Authorization: Bearer`` and the token in ``FOLDER/kee
 
 All but evidence answer with the lease as it stands then, null where there is no server. Errors are
 ``{"error": class name, "message": ...}``. A hold ends when it is released, or not renewed for ``lease_seconds``; the
-last one to end ends the server with it, and the keeper too when nobody waits.
+last one to end ends the server with it, and the keeper too when nobody waits. With ``--stay`` a hold that merely runs
+out leaves the keeper: those of other hosts could not start another one.
 """
 
 import argparse
@@ -48,6 +50,7 @@ from aerie.serving.lease import (
     KeeperAddress,
     Lease,
     address_path,
+    given_token,
     lease_path,
     locked,
     token_path,
@@ -99,8 +102,9 @@ class StopRequest(Frozen):
 class Keeper:
     """The one server of a folder and its lease."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, stays: bool = False) -> None:
         self._root = root
+        self._stays = stays
         self._identity = ProcessIdentity.of(os.getpid())
         self._lease: Lease | None = None
         self._launched: Launched | None = None
@@ -265,7 +269,7 @@ class Keeper:
             if had_server := self._lease is not None:
                 log.warning("nobody holds the server: ending it")
                 await self._end_server()
-            if not self._queue and (had_server or time.monotonic() - self._idle_since > IDLE_SECONDS):
+            if not self._stays and not self._queue and (had_server or time.monotonic() - self._idle_since > IDLE_SECONDS):
                 self.over.set()
 
     def _require_launch(self, launch_token: str) -> None:
@@ -415,12 +419,12 @@ def _refusal(error: AerieError) -> web.Response:
     return web.json_response({"error": type(error).__name__, "message": str(error)}, status=status)
 
 
-async def keep(root: Path, host: str) -> None:
-    """Answer until the lease is over."""
+async def keep(root: Path, host: str, *, stays: bool) -> None:
+    """Answer until the lease is over; one that ``stays``, until it is told to end."""
+    token = given_token() or secrets.token_urlsafe(32)
     for line in await asyncio.to_thread(reap, root, grace_seconds=GRACE_SECONDS):
         log.warning("%s", line)
-    keeper = Keeper(root)
-    token = secrets.token_urlsafe(32)
+    keeper = Keeper(root, stays=stays)
     _write_secret(token_path(root), token)
     runner = web.AppRunner(application(keeper, token), shutdown_timeout=5, access_log=None)
     await runner.setup()
@@ -459,6 +463,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m aerie.serving.keeper", description=__doc__)
     parser.add_argument("--root", type=Path, required=True, help="folder of the lease, the token and the logs")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--stay", action="store_true", help="stay when a hold runs out: end only when told to")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     root: Path = arguments.root.resolve()
@@ -468,7 +473,7 @@ def main() -> None:
             log.info("%s: another keeper is there", root)
             sys.exit(LOCKED_EXIT_CODE)
         try:
-            asyncio.run(keep(root, arguments.host))
+            asyncio.run(keep(root, arguments.host, stays=arguments.stay))
         except AerieError as error:
             log.error("%s: %s", type(error).__name__, error)
             sys.exit(error.exit_code)

@@ -5,6 +5,7 @@ The keeper alone writes it (atomically); whoever finds it after a crash recognis
 
 import fcntl
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -127,6 +128,26 @@ def address_path(folder: Path) -> Path:
 def token_path(folder: Path) -> Path:
     """The keeper's bearer token, readable by its user only."""
     return folder / "keeper.token"
+
+
+def given_token() -> str | None:
+    """The token that a keeper and those of other hosts who ask it share, None where none was given to this process.
+
+    It is in ``AERIE_KEEPER_TOKEN``, or in the file that ``AERIE_KEEPER_TOKEN_FILE`` names.
+
+    Raises:
+        BadInput: the file cannot be read, or is empty.
+    """
+    token, file = os.environ.get("AERIE_KEEPER_TOKEN"), os.environ.get("AERIE_KEEPER_TOKEN_FILE")
+    if token or not file:
+        return token or None
+    try:
+        token = Path(file).read_text().strip()
+    except OSError as error:
+        raise BadInput(f"AERIE_KEEPER_TOKEN_FILE {file}: {error.strerror}") from error
+    if not token:
+        raise BadInput(f"AERIE_KEEPER_TOKEN_FILE {file}: the file is empty: expected the keeper's token")
+    return token
 
 
 def lock_path(folder: Path) -> Path:
