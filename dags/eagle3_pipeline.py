@@ -5,16 +5,16 @@ from typing import Any
 from airflow.sdk import DAG, Asset, TaskGroup
 from airflow.task.trigger_rule import TriggerRule
 
-from aerie.placement import placement_arguments
+from aerie.placement import is_remote, placement_arguments
 from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import is_tokenised, load_settings
 from aerie_airflow.approvals import GateOperator
 from aerie_airflow.assets import CORPUS, DRAFTER, validated
 from aerie_airflow.form import form
 from aerie_airflow.notifications import RunFailureNotifier, run_deadline
-from aerie_airflow.operators import CloseRunOperator, OpenRunOperator, StageOperator
+from aerie_airflow.operators import CloseRunOperator, OpenRunOperator, RecordOperator, StageOperator
 from aerie_airflow.task_defaults import TASK_DEFAULTS
-from aerie_airflow.task_docs import APPROVAL_DOC, CLOSE_RUN_DOC, DAG_DOC, OPEN_RUN_DOC, STAGE_DOCS
+from aerie_airflow.task_docs import APPROVAL_DOC, CLOSE_RUN_DOC, DAG_DOC, OPEN_RUN_DOC, RECORD_DOC, STAGE_DOCS
 from aerie_airflow.timetable import OnDemandTimetable
 
 # The data sets are those of the configuration; one that is wrong is an import error that says so.
@@ -34,7 +34,7 @@ with DAG(
     default_args={**TASK_DEFAULTS},
     on_failure_callback=RunFailureNotifier(),
     deadline=run_deadline(SETTINGS.alerts),
-):
+) as dag:
     open_run = OpenRunOperator(task_id="open_run", doc_md=OPEN_RUN_DOC)
 
     def task(stage: str, task_id: str | None = None, **arguments: Any) -> StageOperator:
@@ -86,3 +86,16 @@ with DAG(
     train >> start_benchmark >> benchmark >> stop_benchmark
     # Where a person fails the run, all in between is skipped at once: what ends the servers is still waited for.
     [stop_generate, stop_capture, stop_benchmark] >> close_run
+
+    # A host without the database leaves what it did beside the data: the control side records it, before it is used.
+    for done in [one for one in dag.tasks if isinstance(one, StageOperator) and is_remote(SETTINGS, one.stage)]:
+        record = RecordOperator(
+            task_id=f"record_{done.task_id}",
+            recorded=done.task_id,
+            stage=done.stage,
+            phase=done.phase,
+            doc_md=RECORD_DOC,
+        )
+        if not done.is_setup:
+            record >> [later for later in done.downstream_list if not later.is_teardown]
+        done >> record >> close_run

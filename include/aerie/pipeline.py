@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from aerie.artefacts.layout import EditionName
 from aerie.errors import BadInput, one_line
+from aerie.placement import keeper_of
 from aerie.settings.machine import data_root, server_folder
 from aerie.settings.pipeline import DATASET_KEYS, PipelineSettings, is_tokenised
 from aerie.settings.profile import Frozen
@@ -122,10 +123,12 @@ def stage_request(
     parameters: RunParameters,
     *,
     run_id: str,
+    stage: str | None = None,
     dataset: str | None = None,
     phase: str | None = None,
 ) -> StageRequest:
-    """The request of one task of a run."""
+    """The request of one task of a run. ``stage`` decides, with the placement, where the server's keeper is."""
+    keeper = keeper_of(settings, stage)
     if parameters.budget_tokens is not None:
         settings = settings.with_budget(parameters.budget_tokens)
     if parameters.pilot:
@@ -133,6 +136,7 @@ def stage_request(
     document = {
         "data_root": data_root(),
         "server_folder": server_folder(),
+        "keeper": keeper,
         "edition": parameters.edition,
         "dataset": dataset,
         "selected": parameters.selected,

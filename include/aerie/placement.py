@@ -6,7 +6,7 @@ from typing import Any
 
 from aerie.errors import BadInput
 from aerie.settings.pipeline import PipelineSettings, PlacementSettings
-from aerie.stages import STAGES
+from aerie.stages import STAGES, KeeperPlace
 
 DEFAULT = "default"
 """The placement of stages that have none of their own."""
@@ -30,6 +30,14 @@ POOL_OF_STAGE: Mapping[str, str] = {
 }
 """Pools of the stages that the configuration gives none."""
 
+DEFAULT_EXECUTOR = "LocalExecutor"
+EDGE_EXECUTOR = "airflow.providers.edge3.executors.EdgeExecutor"
+MODULE_OF_EXECUTOR: Mapping[str, str] = {"EdgeExecutor": EDGE_EXECUTOR}
+"""Executors that Airflow's configuration knows by their module alone."""
+
+REMOTE_STAGES = ("plan", "serve_start", "serve_stop", "capture", "train", "export")
+"""What may run on a host without the database: the others read or write it, or announce what was recorded."""
+
 
 def placement_arguments(settings: PipelineSettings, stage: str) -> dict[str, Any]:
     """What an operator of ``stage`` is given: ``executor``, ``queue``, ``pool`` and ``pool_slots`` where they are set.
@@ -37,12 +45,60 @@ def placement_arguments(settings: PipelineSettings, stage: str) -> dict[str, Any
     Raises:
         BadInput: the configuration places a stage that there is not.
     """
-    require_known_stages(settings)
+    require_sound(settings)
     default, own = (settings.placement.get(name, PlacementSettings()) for name in (DEFAULT, stage))
     placed = {**default.model_dump(exclude_unset=True), **own.model_dump(exclude_unset=True)}
     if own.pool is None and stage in POOL_OF_STAGE:  # a default pool does not keep apart what must be
         placed |= {"pool": POOL_OF_STAGE[stage], "pool_slots": own.pool_slots}
-    return {name: value for name, value in placed.items() if value is not None}
+    return {name: value for name, value in placed.items() if value is not None and name != "remote"}
+
+
+def is_remote(settings: PipelineSettings, stage: str) -> bool:
+    """Whether ``stage`` runs on a host that has no database."""
+    placement = settings.placement.get(stage)
+    return placement is not None and placement.remote
+
+
+def has_remote(settings: PipelineSettings) -> bool:
+    """Whether any stage does."""
+    return any(is_remote(settings, stage) for stage in REMOTE_STAGES)
+
+
+def executors(settings: PipelineSettings) -> tuple[str, ...]:
+    """Executors besides Airflow's default that the placement names, as Airflow's configuration has them."""
+    named = {placement.executor for placement in settings.placement.values() if placement.executor is not None}
+    return tuple(sorted(MODULE_OF_EXECUTOR.get(name, name) for name in named - {DEFAULT_EXECUTOR}))
+
+
+def keeper_of(settings: PipelineSettings, stage: str | None) -> KeeperPlace:
+    """Whose the server's keeper is, seen from where ``stage`` runs."""
+    if not is_remote(settings, "serve_start"):
+        return "here"
+    return "for_others" if stage is not None and is_remote(settings, stage) else "elsewhere"
+
+
+def require_sound(settings: PipelineSettings) -> None:
+    """Refuse a placement that cannot work.
+
+    Raises:
+        BadInput: it names a stage that there is not, or puts stages on a host without database that cannot be there.
+    """
+    require_known_stages(settings)
+    remote = {name for name, placement in settings.placement.items() if placement.remote}
+    where = f"placement of configuration {settings.name}"
+    if wrong := sorted(remote - set(REMOTE_STAGES)):
+        raise BadInput(f"{where}: {', '.join(wrong)} cannot be remote: expected {', '.join(REMOTE_STAGES)}")
+    if queueless := sorted(name for name in remote if placement_queue(settings, name) is None):
+        raise BadInput(f"{where}: {', '.join(queueless)} is remote without a queue: name the one of its host's worker")
+    server = remote & {"serve_start", "serve_stop"}
+    if len(server) == 1 or ("capture" in remote and not server):
+        raise BadInput(f"{where}: serve_start and serve_stop are remote together, and capture only with them")
+
+
+def placement_queue(settings: PipelineSettings, stage: str) -> str | None:
+    """The queue of a stage, None for Airflow's default."""
+    default, own = (settings.placement.get(name, PlacementSettings()) for name in (DEFAULT, stage))
+    return own.queue or default.queue
 
 
 def require_known_stages(settings: PipelineSettings) -> None:

@@ -77,6 +77,10 @@ def start(request: StageRequest, events: Events) -> StageResult:
     """
     if not request.force and all(map(_looks_done, _manifests(request))):
         events.progress(f"nothing to do: what phase {request.phase} needs a server for is there already")
+        if request.keeper == "for_others" and request.settings.serving.backend == "local":
+            # Whoever does the work decides for good whether it is done, and could not start a keeper.
+            host = request.settings.serving.host
+            client.find_or_start_keeper(request.server_folder, python_of("serve"), host, stays=True)
         return StageResult(stage="serve_start", reused=True)
     phase = _phase(request)
     if request.settings.serving.backend == "local" and (whole := plan_here(request, (phase,))):
@@ -87,6 +91,7 @@ def start(request: StageRequest, events: Events) -> StageResult:
         folder=request.server_folder,
         owner=request.run_id,
         events=events,
+        keeper=request.keeper,
     )
     log = f"log: {handle.log_path}" if handle.log_path else "its log is with its owner"
     events.progress(f"server {handle.url} is ready: {handle.max_total_num_tokens:,} KV tokens; {log}")
@@ -110,6 +115,8 @@ def stop(request: StageRequest, events: Events) -> StageResult:
         return StageResult(stage="serve_stop", reused=True)
     before = client.status(request.server_folder)
     if before is None:
+        if request.keeper == "for_others":  # the keeper has stayed
+            client.release(request.server_folder, request.run_id)
         events.progress("nothing to do: no server runs")
         return StageResult(stage="serve_stop", reused=True)
     left = client.release(request.server_folder, request.run_id)

@@ -27,6 +27,7 @@ from aerie.settings.benchmark_target import BenchmarkTarget
 from aerie.settings.pipeline import DatasetSettings, PipelineSettings
 
 Environment = Literal["airflow", "serve", "model"]
+KeeperPlace = Literal["here", "for_others", "elsewhere"]
 
 
 class StageRequest(BaseModel):
@@ -34,7 +35,9 @@ class StageRequest(BaseModel):
 
     ``server_folder`` is where the server's keeper writes its lease and log. ``selected`` are the data sets of this run;
     an edition may hold more. ``phase`` is what a server is started or stopped for. ``force`` ignores a manifest that
-    already answers the request. ``target`` is what ``benchmark_drafter`` measures.
+    already answers the request. ``target`` is what ``benchmark_drafter`` measures. ``keeper`` says where the server's
+    keeper is: started here where there is none, started here ``for_others`` too, who cannot start it and for whom it
+    stays, or ``elsewhere``, and only asked.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +45,7 @@ class StageRequest(BaseModel):
     settings: PipelineSettings
     data_root: Path
     server_folder: Path
+    keeper: KeeperPlace = "here"
     edition: EditionName
     dataset: DatasetName | None = None
     selected: tuple[str, ...] = ()

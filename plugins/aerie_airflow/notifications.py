@@ -153,6 +153,30 @@ def _say_that_nobody_is_told(connection_id: str) -> None:
     log.info("alerts are in the store only: there is no Airflow connection %s (docs/airflow.md)", connection_id)
 
 
+def stage_alert(
+    request: StageRequest,
+    *,
+    reason: str,
+    message: str,
+    stage: str,
+    task_id: str,
+    try_number: int,
+    log_url: str | None,
+) -> Alert:
+    """The alert that a stage raised in a try of its task."""
+    return Alert(
+        reason=reason,
+        message=message,
+        run_id=request.run_id,
+        edition=request.edition,
+        dataset=request.dataset,
+        stage=stage,
+        task_id=task_id,
+        try_number=try_number,
+        log_url=log_url,
+    )
+
+
 class TaskAlerts:
     """What one task tells of while it runs. Its log has been told already."""
 
@@ -169,12 +193,10 @@ class TaskAlerts:
         Raises:
             Retryable: the store is gone.
         """
-        alert = Alert(
+        alert = stage_alert(
+            self._request,
             reason=reason,
             message=message,
-            run_id=self._request.run_id,
-            edition=self._request.edition,
-            dataset=self._request.dataset,
             stage=self._stage,
             task_id=self._instance.task_id,
             try_number=self._instance.try_number,
@@ -263,7 +285,7 @@ class DeadlineNotifier(_AlertNotifier):
                 message=f"the run is {run['state']} at its deadline, {at} (alerts.deadline_hours after it was queued)",
                 run_id=run["dag_run_id"],
                 edition=_told_of_run(connection, run["dag_run_id"], since=None)[0],
-                log_url=_page_of(run["dag_id"], run["dag_run_id"], None),
+                log_url=page_of(run["dag_id"], run["dag_run_id"], None),
             )
             _tell(connection, alert)
 
@@ -327,7 +349,7 @@ class RunEnding:
             edition=edition,
             dataset=getattr(first, "dataset", None),
             stage=getattr(first, "stage", None),
-            log_url=_page_of(self.dag.dag_id, self.run_id, first.task_id if first else None),
+            log_url=page_of(self.dag.dag_id, self.run_id, first.task_id if first else None),
         )
         _tell(connection, alert, news=bool(untold) or not failed)
 
@@ -347,7 +369,7 @@ def _told_of_run(
     return run["edition"] if run else None, {row["task_id"]: row["message"] for row in failures}
 
 
-def _page_of(dag_id: str, run_id: str, task_id: str | None) -> str:
+def page_of(dag_id: str, run_id: str, task_id: str | None) -> str:
     """Airflow's page of a task in a run, with its log; of the run, where no task is to blame."""
     from airflow.sdk.configuration import conf
 

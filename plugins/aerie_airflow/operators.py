@@ -18,17 +18,19 @@ from airflow.utils.types import DagRunType
 from aerie.alerting import Alert
 from aerie.errors import AerieError, Busy
 from aerie.pipeline import RunParameters, place_of, run_parameters, setting_lines, stage_request
+from aerie.placement import has_remote, is_remote
 from aerie.settings.machine import run_folder, settings_path
 from aerie.settings.pipeline import load_settings
 from aerie.stages import StageResult
 from aerie_airflow.assets import announce
 from aerie_airflow.links import DatasetLink, ResponseLogLink, RunLink, SamplesLink, ServerLogLink
 from aerie_airflow.log_groups import GroupedLog
-from aerie_airflow.notifications import RunEnding, RunFailed, TaskAlerts, send_alert
+from aerie_airflow.notifications import RunEnding, RunFailed, TaskAlerts, page_of, send_alert, stage_alert
 from aerie_airflow.store import open_store
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
+    from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
     from aerie.stage_process import StageProcess
     from aerie.stages import StageRequest
@@ -104,6 +106,7 @@ class StageOperator(BaseOperator):
             parameters,
             run_id=str(context["ti"].run_id),
             dataset=self.dataset,
+            stage=self.stage,
             phase=self.phase,
         )
         return self._answer(context, request)
@@ -114,6 +117,8 @@ class StageOperator(BaseOperator):
         from aerie.stage_process import StageProcess
 
         instance = context["ti"]
+        if is_remote(request.settings, self.stage):
+            return self._answer_remotely(request, f"{instance.task_id}/try-{instance.try_number}")
         folder = run_folder(str(instance.run_id)) / str(instance.task_id) / f"try-{instance.try_number}"
         with open_store(f"aerie {instance.task_id}") as connection:
             alerts = TaskAlerts(connection, request, stage=self.stage, context=context)
@@ -125,6 +130,20 @@ class StageOperator(BaseOperator):
             record_result(connection, request, result)
         if self.outlets:
             announce(context, self.outlets, asset_facts(request, result))
+        return self._told(result)
+
+    def _answer_remotely(self, request: StageRequest, place_of_try: str) -> dict[str, Any]:
+        """Run the stage on a host without the database; what it leaves beside the data is recorded elsewhere."""
+        from aerie.remote import require_mark, shared_run_folder
+        from aerie.stage_process import StageProcess
+
+        require_mark(load_settings(settings_path()), request.run_id)
+        folder = shared_run_folder(request.run_id) / place_of_try
+        self._process = StageProcess(self.stage, request, folder, lambda event: self._tell(request, event))
+        return self._told(self._run(self._process))
+
+    def _told(self, result: StageResult) -> dict[str, Any]:
+        """What a stage did, in short, for the log and for XCom."""
         brief = result.brief
         said = brief["counts"] or brief["data"]
         self.log.info("%s: %s", "nothing to do, answered earlier" if result.reused else "done", said)
@@ -151,17 +170,23 @@ class StageOperator(BaseOperator):
     ) -> None:
         from aerie.recording import record_event
 
+        self._tell(request, event)
+        if event["type"] == "progress":
+            alerts.watch(event)
+        elif event["type"] == "alert":
+            alerts.send(event["reason"], event["message"])
+        record_event(connection, self.stage, request, event)
+
+    def _tell(self, request: StageRequest, event: Mapping[str, Any]) -> None:
+        """Write an event into the task's log."""
         if not self._began:  # a task that waits says so in one line
             self._began = True
             self._lines.block("Settings", setting_lines(request))
         if event["type"] == "progress":
             self._lines.line(event["message"], group=event.get("group"))
-            alerts.watch(event)
         elif event["type"] == "alert":
             self._lines.close()
             self.log.warning("ALERT %s: %s", event["reason"], event["message"])
-            alerts.send(event["reason"], event["message"])
-        record_event(connection, self.stage, request, event)
 
     def on_kill(self) -> None:
         """End the stage's process when the task is ended; a start's hold of the server too.
@@ -177,6 +202,68 @@ class StageOperator(BaseOperator):
             request = self._process.request
             if request.settings.serving.backend == "local":
                 release(request.server_folder, request.run_id)
+
+
+def record_remote(
+    connection: Connection, stage: str, task_id: str, instance: RuntimeTaskInstanceProtocol, *, finished: bool
+) -> StageResult | None:
+    """Record what a task on a host without the database left, and send its alerts.
+
+    Raises:
+        Retryable, Failed: as ``aerie.remote.record_task`` raises.
+    """
+    from aerie.remote import record_task
+
+    run_id = str(instance.run_id)
+
+    def tell(request: StageRequest, event: Mapping[str, Any], try_number: int) -> None:
+        if event["type"] == "alert":
+            page = page_of(str(instance.dag_id), run_id, task_id)
+            alert = stage_alert(
+                request,
+                reason=event["reason"],
+                message=event["message"],
+                stage=stage,
+                task_id=task_id,
+                try_number=try_number,
+                log_url=page,
+            )
+            send_alert(connection, alert)
+
+    return record_task(connection, stage, run_id, task_id, finished=finished, on_event=tell)
+
+
+class RecordOperator(BaseOperator):
+    """Records in the store what a task on a host without the database left beside the data."""
+
+    template_fields: Sequence[str] = ("stage", "recorded")
+    ui_color = "#e8f1f5"
+
+    def __init__(self, *, stage: str, recorded: str, phase: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stage = stage
+        self.recorded = recorded
+        self.phase = phase
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Record the task's events and its result; a second time changes nothing.
+
+        Raises:
+            AirflowSkipException: the run's parameters leave the recorded task out.
+            Retryable: what it left cannot be seen from here.
+            Failed: a file is damaged.
+        """
+        parameters = parameters_of(context)
+        place = place_of(parameters, stage=self.stage, dataset=None, phase=self.phase)
+        if place == "outside":
+            raise AirflowSkipException(f"not part of this run: {parameters.describe()}")
+        if place == "before":
+            return {"recorded": False}
+        instance = context["ti"]
+        with open_store(f"aerie {instance.task_id}") as connection:
+            record_remote(connection, self.stage, self.recorded, instance, finished=True)
+        self.log.info("recorded what %s left beside the data", self.recorded)
+        return {"recorded": True}
 
 
 class OpenRunOperator(BaseOperator):
@@ -205,6 +292,10 @@ class OpenRunOperator(BaseOperator):
                 edition=parameters.edition,
                 config={"configuration": settings.name, **parameters.model_dump(by_alias=True)},
             )
+        if has_remote(settings):
+            from aerie.remote import leave_mark
+
+            leave_mark(settings, str(instance.run_id))
         self.log.info("edition %s: %s", parameters.edition, parameters.describe())
         return parameters.model_dump(by_alias=True)
 
@@ -232,6 +323,9 @@ class CloseRunOperator(BaseOperator):
         settings = load_settings(settings_path())
         clean = not failed and not not_run
         with open_store("aerie close_run") as connection:
+            for task in context["dag"].tasks if has_remote(settings) else ():
+                if isinstance(task, StageOperator) and is_remote(settings, task.stage):  # tries that failed, too
+                    record_remote(connection, task.stage, task.task_id, instance, finished=False)
             summary = build_summary(connection, stage_request(settings, parameters, run_id=run_id))
             finish_run(connection, run_id=run_id, state="success" if clean else "failed", summary=summary)
             for rejection in rejections(summary):

@@ -131,6 +131,11 @@ OPEN_RUN_DOC = task_doc(
     "Aerie's database.",
     "a parameter is wrong: the message names it. Trigger another run.",
 )
+RECORD_DOC = task_doc(
+    "Records in the store what a task on a host without the database left beside the data.",
+    "Aerie's database, and the data root that both hosts share.",
+    "it cannot see what the task left, or a file is damaged: the message names it. Clear it again, or the task.",
+)
 CLOSE_RUN_DOC = task_doc(
     "Writes the run's summary, and fails where a task failed, so that the run ends as it went.",
     "nothing: it runs however the others ended.",

@@ -236,3 +236,27 @@ def test_the_clock_never_starts_a_run_and_a_backfill_of_one_day_has_one_run(dag)
     assert len(list(serialised.iter_dagrun_infos_between(day, day + timedelta(days=2)))) == 3
     assert serialised.timetable.periodic
     assert serialised.timetable.summary == "On demand"
+
+
+def test_what_a_host_without_the_database_does_is_recorded_by_the_control_side_before_it_is_used(monkeypatch, tmp_path):
+    configuration = tmp_path / "config.yaml"
+    demo = (PROJECT_ROOT / "demo" / "config.yaml").read_text()
+    here = "{queue: gpu-1, remote: true}"
+    places = f"placement: {{serve_start: {here}, serve_stop: {here}, capture: {here}, export: {here}}}"
+    configuration.write_text(f"{demo}\n{places}\n")
+
+    bag = bag_of(monkeypatch, configuration)
+
+    assert bag.import_errors == {}
+    dag = bag.dags["eagle3_pipeline"]
+    recorders = {name for name in dag.task_ids if name.startswith("record_")}
+    phases = ("generate", "capture", "benchmark")
+    servers = {f"record_{what}_server_{phase}" for what in ("start", "stop") for phase in phases}
+    assert recorders == {*servers, "record_capture", "record_export"}
+    assert {dag.get_task(name).queue for name in recorders} == {"default"}
+    assert dag.get_task("record_export").downstream_task_ids == {"benchmark", "close_run"}
+    assert dag.get_task("record_capture").downstream_task_ids >= {"close_run"}
+
+
+def test_without_such_a_host_nothing_is_recorded_apart(dag):
+    assert not [name for name in dag.task_ids if name.startswith("record_")]

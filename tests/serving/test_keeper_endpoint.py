@@ -123,3 +123,20 @@ def test_a_keeper_elsewhere_without_a_token_is_refused_before_it_is_asked(monkey
     monkeypatch.setenv("AERIE_KEEPER_TOKEN_FILE", "/nowhere/token")
     with pytest.raises(BadInput, match="AERIE_KEEPER_TOKEN_FILE /nowhere/token: No such file"):
         client.remote_keeper()
+
+
+def test_a_keeper_for_other_hosts_takes_their_token_and_outlives_a_hold_that_ran_out(
+    ensure: Ensure, fake_plan: Make, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AERIE_KEEPER_TOKEN", "a token that both hosts have")
+    first = ensure(fake_plan(), owner="run 1", lease_seconds=1.0, keeper_stays=True)
+    keeper = read_address(folder)
+    assert until(lambda: client.status(folder) is None), "the server outlived its hold"
+    token_path(folder).unlink()  # another user's: who has the token needs no file
+    again = client.ensure_server(fake_plan(), folder=folder, owner="run 1", python=None)
+    assert again.launch_token != first.launch_token
+    assert read_address(folder) == keeper
+    client.release(folder, "run 1")
+    assert until(lambda: read_address(folder) is None), "the keeper stayed after its run had let go"
+    with pytest.raises(KeeperUnreachable, match="the server's host starts it in the task start_server"):
+        client.ensure_server(fake_plan(), folder=folder, owner="run 1", python=None)

@@ -3,7 +3,7 @@
 import pytest
 
 from aerie.errors import BadInput
-from aerie.placement import placement_arguments, pools
+from aerie.placement import executors, keeper_of, placement_arguments, pools
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import PlacementSettings, load_settings
 
@@ -38,3 +38,37 @@ def test_a_pool_that_the_configuration_names_is_made_as_large_as_it_needs():
 def test_a_stage_that_there_is_not_cannot_be_placed():
     with pytest.raises(BadInput, match=r"placement .* 'training': expected stages \(prepare, .*train"):
         placement_arguments(placed(training={"queue": "gpu-1"}), "train")
+
+
+REMOTE = {"queue": "gpu-1", "remote": True}
+SERVER_ELSEWHERE = {"serve_start": REMOTE, "serve_stop": REMOTE}
+
+
+def test_the_servers_keeper_is_where_its_start_is_placed():
+    assert keeper_of(SETTINGS, "generate") == "here"
+    settings = placed(**SERVER_ELSEWHERE, capture=REMOTE)
+    stages = ("serve_start", "capture", "generate", "benchmark", None)
+    assert [keeper_of(settings, stage) for stage in stages] == [
+        "for_others", "for_others", "elsewhere", "elsewhere", "elsewhere",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        ({"generate": REMOTE}, "generate cannot be remote: expected plan, serve_start"),
+        ({"default": REMOTE}, "default cannot be remote"),
+        ({"train": {"remote": True}}, "train is remote without a queue"),
+        ({"serve_start": REMOTE}, "serve_start and serve_stop are remote together"),
+        ({"capture": REMOTE}, "and capture only with them"),
+    ],
+)
+def test_a_placement_on_a_host_without_the_database_that_cannot_work_is_refused(placement, message):
+    with pytest.raises(BadInput, match=message):
+        placement_arguments(placed(**placement), "train")
+
+
+def test_airflow_is_given_the_executors_that_the_placement_names():
+    assert executors(SETTINGS) == ()
+    settings = placed(train={"executor": "EdgeExecutor"}, merge={"executor": "CeleryExecutor"})
+    assert executors(settings) == ("CeleryExecutor", "airflow.providers.edge3.executors.EdgeExecutor")

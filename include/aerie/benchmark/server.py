@@ -38,6 +38,7 @@ def benchmark_server(request: StageRequest, drafter: Path | None, events: Events
         owner=request.run_id,
         events=events,
         queue_seconds=POOLED_QUEUE_SECONDS,
+        keeper=request.keeper,
     )
     with held(handle, lease_seconds=settings.serving.lease_seconds):
         yield handle.url

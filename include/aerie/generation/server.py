@@ -59,6 +59,7 @@ def ensure(request: StageRequest, events: Events) -> Server:
         owner=request.run_id,
         events=events,
         queue_seconds=POOLED_QUEUE_SECONDS,
+        keeper=request.keeper,
     )
     renewal = Renewal(handle, settings.serving.lease_seconds, events.progress)
     end = None if handle.external_identity is not None else lambda: end_stuck(handle)

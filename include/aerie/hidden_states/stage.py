@@ -300,6 +300,7 @@ def ensure_capture_server(request: StageRequest, events: Events) -> CaptureServe
         owner=request.run_id,
         events=events,
         queue_seconds=POOLED_QUEUE_SECONDS,
+        keeper=request.keeper,
     )
 
     def renew_lease() -> None:

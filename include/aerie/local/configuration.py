@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from aerie.artefacts.files import write_text
 from aerie.errors import BadInput
 from aerie.local.postgres import Cluster
+from aerie.placement import DEFAULT_EXECUTOR, EDGE_EXECUTOR, executors
 from aerie.ports import free_port, port_is_free
 from aerie.settings.machine import (
     PROJECT_ROOT,
@@ -26,6 +27,7 @@ from aerie.settings.machine import (
     owner_database_url,
     settings_path,
 )
+from aerie.settings.pipeline import load_settings
 
 DEFAULT_AIRFLOW_PORT = 8080
 DEFAULT_USERS = "admin:admin"
@@ -109,6 +111,11 @@ class StackConfiguration(BaseModel):
         return f"http://127.0.0.1:{self.airflow_port}"
 
     @property
+    def edge_url(self) -> str:
+        """URL that workers of the EdgeExecutor ask for tasks."""
+        return f"{self.airflow_url}/edge_worker/v1/rpcapi"
+
+    @property
     def cluster(self) -> Cluster:
         """The embedded PostgreSQL."""
         return Cluster(private_folder() / "postgres", self.postgres_port, self.postgres_password)
@@ -150,9 +157,10 @@ class StackConfiguration(BaseModel):
         home = aerie_home()
         airflow_home = home / "airflow"
         sqlalchemy_url = self.airflow_database_url.replace("postgresql://", "postgresql+psycopg2://", 1)
+        others = executors(load_settings(settings_path()))
         settings: Mapping[str, Mapping[str, object]] = {
             "core": {
-                "executor": "LocalExecutor",
+                "executor": ",".join((DEFAULT_EXECUTOR, *others)),
                 # Tasks wait for servers and start-ups half of their time.
                 "parallelism": (os.cpu_count() or 2) + 2,
                 "dags_folder": PROJECT_ROOT / "dags",
@@ -182,6 +190,7 @@ class StackConfiguration(BaseModel):
             "scheduler": {"scheduler_heartbeat_sec": 2, "task_instance_heartbeat_timeout": 60},
             "dag_processor": {"refresh_interval": 30, "min_file_process_interval": 30},
             "usage_data_collection": {"enabled": False},
+            **({"edge": {"api_enabled": True, "api_url": self.edge_url}} if EDGE_EXECUTOR in others else {}),
         }
         variables = {
             f"AIRFLOW__{section.upper()}__{name.upper()}": str(value)

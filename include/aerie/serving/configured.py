@@ -16,7 +16,7 @@ from aerie.serving.probing import probing_of
 from aerie.serving.reductions import reduced, reductions_path
 from aerie.settings.machine import python_of
 from aerie.settings.pipeline import PipelineSettings, ServingSettings
-from aerie.stages import Events
+from aerie.stages import Events, KeeperPlace
 
 
 def plan_configured(
@@ -49,6 +49,7 @@ def ensure_configured(
     owner: str,
     events: Events,
     queue_seconds: float = QUEUE_SECONDS,
+    keeper: KeeperPlace = "here",
 ) -> ServerHandle:
     """Have a ready server of this plan, with the settings' lease and patience; or check that someone else's is one.
 
@@ -72,7 +73,8 @@ def ensure_configured(
             asked.model_copy(update={"probing": probing}),
             folder=folder,
             owner=owner,
-            python=python_of("serve"),
+            python=None if keeper == "elsewhere" else python_of("serve"),
+            keeper_stays=keeper == "for_others",
             lease_seconds=settings.serving.lease_seconds,
             start_timeout_seconds=settings.serving.start_timeout_seconds,
             queue_seconds=queue_seconds,

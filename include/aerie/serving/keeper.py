@@ -269,7 +269,11 @@ class Keeper:
             if had_server := self._lease is not None:
                 log.warning("nobody holds the server: ending it")
                 await self._end_server()
-            if not self._stays and not self._queue and (had_server or time.monotonic() - self._idle_since > IDLE_SECONDS):
+            if (
+                not self._stays
+                and not self._queue
+                and (had_server or time.monotonic() - self._idle_since > IDLE_SECONDS)
+            ):
                 self.over.set()
 
     def _require_launch(self, launch_token: str) -> None:

@@ -30,12 +30,21 @@ def models_root() -> Path:
 
 
 def server_folder() -> Path:
-    """Folder of the server's lease, log and keeper."""
-    return aerie_home() / "server"
+    """Folder of the server's lease, log and keeper (``AERIE_SERVER_FOLDER``, default ``server`` in the home folder)."""
+    return Path(os.environ.get("AERIE_SERVER_FOLDER", aerie_home() / "server"))
 
 
 def run_folder(run_id: str) -> Path:
     """Folder of a run's requests, events and summary.
+
+    Raises:
+        BadInput: as ``run_folder_name`` raises.
+    """
+    return aerie_home() / "runs" / run_folder_name(run_id)
+
+
+def run_folder_name(run_id: str) -> str:
+    """Name of a run's folder.
 
     Raises:
         BadInput: the run's id, which Airflow lets its users choose, is no name for a folder.
@@ -43,7 +52,7 @@ def run_folder(run_id: str) -> Path:
     name = run_id.replace("/", "_").replace(":", "-")
     if name in ("", ".", "..") or not name.isprintable():
         raise BadInput(f"run {run_id!r}: its id is no name for a folder: trigger it again, with another id or none")
-    return aerie_home() / "runs" / name
+    return name
 
 
 def chosen_settings() -> Path:

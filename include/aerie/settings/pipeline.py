@@ -519,12 +519,17 @@ class ApprovalSettings(Frozen):
 
 
 class PlacementSettings(Frozen):
-    """Where Airflow runs a stage; what is not set is as ``default`` of the placement has it, else Airflow's default."""
+    """Where Airflow runs a stage; what is not set is as ``default`` of the placement has it, else Airflow's default.
+
+    ``remote``: on a host that has no database. The stage leaves its events and its result beside the data, and a task
+    of the control side records them.
+    """
 
     executor: str | None = None
     queue: str | None = None
     pool: str | None = None
     pool_slots: PositiveInt = 1
+    remote: bool = False
 
 
 class AlertSettings(Frozen):
