@@ -29,7 +29,6 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     params=form(DATASETS),
-    render_template_as_native_obj=True,
     tags=["aerie", "eagle-3"],
     default_args={**TASK_DEFAULTS},
     on_failure_callback=RunFailureNotifier(),

@@ -7,7 +7,7 @@ import pytest
 from psycopg2 import errors, sql
 
 from aerie.errors import BadInput, Retryable
-from aerie.local.postgres import Cluster
+from aerie.local.postgres import Cluster, ensure_database
 from aerie.store.connection import connect, connected
 from aerie.store.migrate import migrate
 from aerie.store.queries.alerts import acknowledge_alert, list_alerts, record_alert
@@ -95,6 +95,16 @@ def test_a_table_of_a_later_migration_is_open_to_both_at_once(
     run(dashboard_database_url, "SELECT * FROM later")
     with pytest.raises(errors.InsufficientPrivilege):
         run(dashboard_database_url, "DELETE FROM later")
+
+
+def test_neither_user_reaches_airflows_database_on_the_same_server(
+    postgres: Cluster, database_url: str, dashboard_database_url: str, user: str
+) -> None:
+    airflow = f"{user}_airflow"
+    ensure_database(postgres.url(airflow))
+    for url in (database_url, dashboard_database_url):
+        with pytest.raises(Retryable, match="permission denied for database"):
+            connect(f"{url.rpartition('/')[0]}/{airflow}")
 
 
 def test_rights_that_somebody_added_are_taken_again(
