@@ -54,12 +54,14 @@ def test_pages_go_forth_and_back_over_every_sample_once(connection):
     assert ids(page(connection, after="s-99")) == [] and ids(page(connection, before="s-01")) == []
 
 
-def test_samples_are_narrowed_by_state_by_finding_by_a_part_of_the_id_and_to_decoded_ones(connection):
+def test_samples_are_narrowed_by_state_by_finding_by_the_beginning_of_the_id_and_to_decoded_ones(connection):
     assert ids(page(connection, state="quarantined")) == ["s-05", "s-10", "s-15", "s-20"]
     assert ids(page(connection, finding="loop")) == ["s-05", "s-10", "s-15", "s-20"]
     assert ids(page(connection, state="quarantined", finding="truncated_in_answer")) == ["s-05", "s-15"]
-    assert ids(page(connection, part="-1")) == [f"s-{number}" for number in range(10, 18)]
-    assert ids(page(connection, part="%")) == []
+    assert ids(page(connection, prefix="s-1")) == [f"s-{number}" for number in range(10, 18)]
+    assert ids(page(connection, prefix="s-07")) == ["s-07"]
+    for nothing in ("-1", "%", "s_", "s-0\\"):
+        assert ids(page(connection, prefix=nothing)) == []
     assert ids(page(connection, decoded=True)) == ["s-03", "s-10"]
     assert ids(page(connection, finding="nothing")) == []
 

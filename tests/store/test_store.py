@@ -96,6 +96,26 @@ def test_the_six_states_add_up_to_the_prompts_and_only_kept_tokens_count_as_kept
     assert ledger.count_reasons(connection, **KEY)["quarantined"] == {"loop": 1}
 
 
+def test_totals_follow_whatever_changes_the_rows(connection):
+    ledger.write_rows(connection, **KEY, rows=ROWS)
+    changed = [
+        replace(ROWS[0], state="quarantined", reasons=("loop", "no_close"), flags=(), completion_tokens=90),
+        replace(ROWS[4], state="in_flight"), ledger.LedgerRow("g", "kept", 1, completion_tokens=5),
+    ]  # fmt: skip
+    ledger.write_rows(connection, **KEY, rows=changed)
+    ledger.load_verdicts(connection, **KEY, verdicts=[verdict("c", "kept", flags=("truncated",))])
+    ledger.delete_rows(connection, **KEY, sample_ids=["b", "d"])
+    counts = ledger.count_ledger(connection, **KEY)
+    assert (counts.prompts, counts.kept, counts.quarantined, counts.in_flight, counts.failed) == (5, 2, 1, 1, 1)
+    assert (counts.pending, counts.skipped, counts.flagged) == (0, 0, 1)
+    assert (counts.kept_response_tokens, counts.judged_tokens, counts.generated_tokens) == (105, 195, 107)
+    assert ledger.count_reasons(connection, **KEY) == {
+        "failed": {"http_500": 1}, "flags": {"truncated": 1}, "quarantined": {"loop": 1, "no_close": 1},
+    }  # fmt: skip
+    ledger.delete_rows(connection, **KEY, sample_ids=list("acefg"))
+    assert ledger.count_editions(connection) == {} and ledger.count_reasons(connection, **KEY) == {}
+
+
 def test_a_row_reads_back_as_it_was_written(connection):
     ledger.write_rows(connection, **KEY, rows=ROWS)
     assert ledger.read_ledger(connection, **KEY) == {row.sample_id: row for row in ROWS}

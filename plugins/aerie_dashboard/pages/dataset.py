@@ -197,19 +197,19 @@ def list_samples(
     dataset: str,
     state: str = "",
     finding: str = "",
-    part: Annotated[str, Query(max_length=200)] = "",
+    prefix: Annotated[str, Query(max_length=200)] = "",
     decoded: bool = False,
     after: str | None = None,
     before: str | None = None,
 ) -> HTMLResponse:
-    """A page of samples, narrowed by state, by reason or flag, by a part of the id."""
+    """A page of samples, narrowed by state, by reason or flag, by how the id begins."""
     if state and state not in STATES:
         raise HTTPException(status.HTTP_404_NOT_FOUND, f"no state {state}: expected one of {', '.join(STATES)}")
     counts = count_ledger(store, edition=edition, dataset=dataset)
     if not counts.prompts and read_edition(store, edition=edition, dataset=dataset) is None:
         raise _no_dataset(edition, dataset)
     chosen: State | None = next((one for one in STATES if one == state), None)
-    wanted = SampleFilter(state=chosen, finding=finding or None, part=part.strip() or None, decoded=decoded)
+    wanted = SampleFilter(state=chosen, finding=finding or None, prefix=prefix.strip() or None, decoded=decoded)
     found = page_of_samples(
         store, edition=edition, dataset=dataset, wanted=wanted, after=after, before=before, rows=SAMPLES_A_PAGE
     )
@@ -227,7 +227,8 @@ def list_samples(
         carried={
             name: value
             for name, value in (
-                ("state", state), ("finding", finding), ("part", part.strip()), ("decoded", "true" if decoded else "")
+                ("state", state), ("finding", finding), ("prefix", prefix.strip()),
+                ("decoded", "true" if decoded else ""),
             )
             if value
         },

@@ -79,15 +79,16 @@ _UPSERT = (
     f"SELECT %(edition)s, %(dataset)s, {_COLUMN_LIST} FROM json_populate_recordset(NULL::samples, %(rows)s) "
     f"ON CONFLICT (edition, dataset, sample_id) DO UPDATE SET {_REPLACEMENTS}, updated_at = now()"
 )
+# Of the table that the database keeps up to date itself as samples are written.
 _COUNTS = """
-    count(*) AS prompts,
-    count(*) FILTER (WHERE state = 'pending') AS pending,
-    count(*) FILTER (WHERE state = 'in_flight') AS in_flight,
-    count(*) FILTER (WHERE state = 'kept') AS kept,
-    count(*) FILTER (WHERE state = 'quarantined') AS quarantined,
-    count(*) FILTER (WHERE state = 'skipped') AS skipped,
-    count(*) FILTER (WHERE state = 'failed') AS failed,
-    count(*) FILTER (WHERE state = 'kept' AND flags <> '{}') AS flagged,
+    coalesce(sum(samples), 0)::bigint AS prompts,
+    coalesce(sum(samples) FILTER (WHERE state = 'pending'), 0)::bigint AS pending,
+    coalesce(sum(samples) FILTER (WHERE state = 'in_flight'), 0)::bigint AS in_flight,
+    coalesce(sum(samples) FILTER (WHERE state = 'kept'), 0)::bigint AS kept,
+    coalesce(sum(samples) FILTER (WHERE state = 'quarantined'), 0)::bigint AS quarantined,
+    coalesce(sum(samples) FILTER (WHERE state = 'skipped'), 0)::bigint AS skipped,
+    coalesce(sum(samples) FILTER (WHERE state = 'failed'), 0)::bigint AS failed,
+    coalesce(sum(samples) FILTER (WHERE state = 'kept' AND flags <> '{}'), 0)::bigint AS flagged,
     coalesce(sum(completion_tokens) FILTER (WHERE state = 'kept'), 0)::bigint AS kept_response_tokens,
     coalesce(sum(prompt_tokens) FILTER (WHERE state = 'kept'), 0)::bigint AS kept_prompt_tokens,
     coalesce(sum(completion_tokens) FILTER (WHERE state IN ('kept', 'quarantined')), 0)::bigint AS judged_tokens,
@@ -137,7 +138,7 @@ def count_ledger(connection: Connection, *, edition: str, dataset: str) -> Ledge
     """What a data set adds up to; all zeros where it has no rows."""
     with transaction(connection) as cursor:
         cursor.execute(
-            f"SELECT {_COUNTS} FROM samples WHERE edition = %s AND dataset = %s",  # noqa: S608
+            f"SELECT {_COUNTS} FROM sample_totals WHERE edition = %s AND dataset = %s",  # noqa: S608
             (edition, dataset),
         )
         return LedgerCounts(**next(as_mappings(cursor)))
@@ -148,8 +149,9 @@ def count_editions(connection: Connection, *, edition: str | None = None) -> dic
     with transaction(connection) as cursor:
         cursor.execute(
             f"""
-            SELECT edition, dataset, {_COUNTS} FROM samples WHERE %(edition)s IS NULL OR edition = %(edition)s
-            GROUP BY edition, dataset ORDER BY edition, dataset
+            SELECT edition, dataset, {_COUNTS} FROM sample_totals
+            WHERE %(edition)s IS NULL OR edition = %(edition)s
+            GROUP BY edition, dataset HAVING sum(samples) > 0 ORDER BY edition, dataset
             """,  # noqa: S608
             {"edition": edition},
         )
@@ -161,12 +163,12 @@ def count_reasons(connection: Connection, *, edition: str, dataset: str) -> dict
     with transaction(connection) as cursor:
         cursor.execute(
             """
-            SELECT state AS kind, unnest(reasons) AS name, count(*) AS rows FROM samples
-            WHERE edition = %(edition)s AND dataset = %(dataset)s GROUP BY 1, 2
-            UNION ALL
-            SELECT 'flags', unnest(flags), count(*) FROM samples
-            WHERE edition = %(edition)s AND dataset = %(dataset)s AND state = 'kept' GROUP BY 1, 2
-            ORDER BY 1, 3 DESC, 2
+            SELECT kind, name, sum(samples)::bigint AS rows
+            FROM sample_totals, LATERAL (
+                SELECT state, unnest(reasons) UNION ALL SELECT 'flags', unnest(flags) WHERE state = 'kept'
+            ) AS found (kind, name)
+            WHERE edition = %(edition)s AND dataset = %(dataset)s AND samples > 0
+            GROUP BY kind, name ORDER BY kind, rows DESC, name
             """,
             {"edition": edition, "dataset": dataset},
         )

@@ -67,27 +67,30 @@ def sample_metrics(
     ``dataset`` None takes the series of stages that work on the whole edition. One index look-up a point: a long series
     costs what a short one does.
     """
+    series = "edition = %(edition)s AND stage = %(stage)s AND dataset "
+    series += "IS NULL" if dataset is None else "= %(dataset)s"
+    span = series
+    if since is not None:
+        span += " AND at >= %(since)s"
+    if until is not None:
+        span += " AND at <= %(until)s"
     with transaction(connection) as cursor:
+        # Ordered by the data set too, though it is the same everywhere: else no index gives the order where it is null.
         cursor.execute(
-            """
+            f"""
             WITH ends AS (
-                SELECT min(at) AS first, max(at) AS last FROM interval_metrics
-                WHERE edition = %(edition)s AND stage = %(stage)s
-                    AND (dataset = %(dataset)s OR %(dataset)s IS NULL AND dataset IS NULL)
-                    AND (%(since)s::timestamptz IS NULL OR at >= %(since)s)
-                    AND (%(until)s::timestamptz IS NULL OR at <= %(until)s)
+                SELECT (SELECT at FROM interval_metrics WHERE {span} ORDER BY dataset, at LIMIT 1) AS first,
+                       (SELECT at FROM interval_metrics WHERE {span} ORDER BY dataset DESC, at DESC LIMIT 1) AS last
             )
             SELECT DISTINCT ON (metric.at, metric.id) metric.at, metric.run_id, metric.dataset, metric.figures
             FROM ends, generate_series(0, %(points)s - 1) AS number,
                 LATERAL (
                     SELECT * FROM interval_metrics
-                    WHERE edition = %(edition)s AND stage = %(stage)s
-                        AND (dataset = %(dataset)s OR %(dataset)s IS NULL AND dataset IS NULL)
-                        AND at >= first + (last - first) * (number / greatest(%(points)s - 1, 1)::float)
-                    ORDER BY at LIMIT 1
+                    WHERE {series} AND at >= first + (last - first) * (number / greatest(%(points)s - 1, 1)::float)
+                    ORDER BY dataset, at LIMIT 1
                 ) AS metric
             ORDER BY metric.at, metric.id
-            """,
+            """,  # noqa: S608 - our own words
             {
                 "edition": edition,
                 "stage": stage,

@@ -1,5 +1,6 @@
 """Samples of the ledger, a page at a time, and how long their responses are: for people, at any size of data set."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,20 +13,19 @@ Length = Literal["reasoning", "answer"]
 
 EXCERPT_CHARACTERS = 160
 
-_LENGTHS = {"reasoning": "reasoning_tokens", "answer": "completion_tokens - reasoning_tokens"}
-_JUDGED = "edition = %(edition)s AND dataset = %(dataset)s AND state IN ('kept', 'quarantined')"
+_LENGTHS = "edition = %(edition)s AND dataset = %(dataset)s AND length = %(length)s AND samples > 0"
 
 
 @dataclass(frozen=True)
 class SampleFilter:
     """Which samples of a data set are wanted; None asks for all.
 
-    ``finding`` is a reason or a flag, ``part`` any part of a sample id; ``decoded`` leaves those that have a preview.
+    ``finding`` is a reason or a flag, ``prefix`` how sample ids begin; ``decoded`` leaves those that have a preview.
     """
 
     state: State | None = None
     finding: str | None = None
-    part: str | None = None
+    prefix: str | None = None
     decoded: bool = False
 
 
@@ -53,36 +53,46 @@ def page_of_samples(
     Each row says with ``decoded`` whether there is a preview, and with ``excerpt`` how its response begins.
     """
     backwards = before is not None and after is None
+    conditions = ["edition = %(edition)s", "dataset = %(dataset)s"]
+    if wanted.state:
+        conditions.append("state = %(state)s")
+    if wanted.finding:
+        # The first half is what the index of samples with findings covers.
+        conditions.append("(reasons <> '{}' OR flags <> '{}')")
+        conditions.append("(%(finding)s = ANY(reasons) OR %(finding)s = ANY(flags))")
+    if wanted.prefix:
+        conditions.append("sample_id LIKE %(pattern)s")
+    if wanted.decoded:
+        conditions.append(
+            "sample_id IN (SELECT sample_id FROM previews WHERE edition = %(edition)s AND dataset = %(dataset)s)"
+        )
+    if after is not None:
+        conditions.append("sample_id > %(after)s")
+    if before is not None:
+        conditions.append("sample_id < %(before)s")
     with transaction(connection) as cursor:
-        # The page is cut before previews are looked at. One row more than asked for tells whether there are others.
+        # Which ids stand on the page is told by an index alone; only then are rows and previews read.
+        # One row more than asked for tells whether there are others.
         cursor.execute(
             f"""
             WITH page AS MATERIALIZED (
-                SELECT * FROM samples WHERE edition = %(edition)s AND dataset = %(dataset)s
-                    AND (%(state)s IS NULL OR state = %(state)s)
-                    AND (%(finding)s IS NULL OR (reasons <> '{{}}' OR flags <> '{{}}')
-                        AND (%(finding)s = ANY(reasons) OR %(finding)s = ANY(flags)))
-                    AND (%(part)s IS NULL OR strpos(sample_id, %(part)s) > 0)
-                    AND (NOT %(decoded)s OR sample_id IN (
-                        SELECT sample_id FROM previews WHERE edition = %(edition)s AND dataset = %(dataset)s))
-                    AND (%(after)s IS NULL OR sample_id > %(after)s)
-                    AND (%(before)s IS NULL OR sample_id < %(before)s)
+                SELECT edition, dataset, sample_id FROM samples WHERE {" AND ".join(conditions)}
                 ORDER BY sample_id {"DESC" if backwards else "ASC"} LIMIT %(rows)s + 1
             )
-            SELECT page.*, previews.sample_id IS NOT NULL AS decoded, (
+            SELECT samples.*, previews.sample_id IS NOT NULL AS decoded, (
                 SELECT left(span ->> 1, {EXCERPT_CHARACTERS})
                 FROM jsonb_array_elements(previews.document -> 'spans') WITH ORDINALITY AS spans (span, place)
                 WHERE span ->> 0 <> 'prompt' ORDER BY place LIMIT 1
             ) AS excerpt
-            FROM page LEFT JOIN previews USING (edition, dataset, sample_id) ORDER BY sample_id
+            FROM page JOIN samples USING (edition, dataset, sample_id)
+                LEFT JOIN previews USING (edition, dataset, sample_id) ORDER BY sample_id
             """,  # noqa: S608 - our own words
             {
                 "edition": edition,
                 "dataset": dataset,
                 "state": wanted.state,
                 "finding": wanted.finding,
-                "part": wanted.part,
-                "decoded": wanted.decoded,
+                "pattern": _pattern(wanted.prefix or ""),
                 "after": after,
                 "before": before,
                 "rows": rows,
@@ -93,6 +103,11 @@ def page_of_samples(
     if backwards:
         return SamplePage(found[-rows:], before=more, after=True)
     return SamplePage(found[:rows], before=after is not None, after=more)
+
+
+def _pattern(prefix: str) -> str:
+    """What begins with ``prefix``, whose own ``%`` and ``_`` stand for themselves."""
+    return re.sub(r"([\\%_])", r"\\\1", prefix) + "%"
 
 
 def read_sample(connection: Connection, *, edition: str, dataset: str, sample_id: str) -> Row | None:
@@ -111,7 +126,7 @@ def read_sample(connection: Connection, *, edition: str, dataset: str, sample_id
 
 @dataclass(frozen=True)
 class LengthFigures:
-    """Tokens of the judged responses of a data set; None where there are none.."""
+    """Tokens of the judged responses of a data set; None where there are none."""
 
     responses: int
     median: int | None
@@ -122,18 +137,22 @@ class LengthFigures:
 
 def measure_lengths(connection: Connection, *, edition: str, dataset: str, length: Length) -> LengthFigures:
     """Percentiles of reasoning tokens, or of all the others ("answer"), over kept and quarantined responses."""
-    tokens = _LENGTHS[length]
     with transaction(connection) as cursor:
         cursor.execute(
             f"""
-            SELECT count(tokens), percentile_disc(ARRAY[0.5, 0.9, 0.99]) WITHIN GROUP (ORDER BY tokens), max(tokens)
-            FROM (SELECT {tokens} AS tokens FROM samples WHERE {_JUDGED}) AS judged
+            WITH counted AS (
+                SELECT tokens, sum(sum(samples)) OVER (ORDER BY tokens) AS up_to, sum(sum(samples)) OVER () AS responses
+                FROM sample_lengths WHERE {_LENGTHS} GROUP BY tokens
+            )
+            SELECT max(responses)::bigint, min(tokens) FILTER (WHERE up_to >= 0.5 * responses),
+                   min(tokens) FILTER (WHERE up_to >= 0.9 * responses),
+                   min(tokens) FILTER (WHERE up_to >= 0.99 * responses), max(tokens)
+            FROM counted
             """,  # noqa: S608 - our own words
-            {"edition": edition, "dataset": dataset},
+            {"edition": edition, "dataset": dataset, "length": length},
         )
-        responses, percentiles, longest = cursor.fetchone() or (0, None, None)
-    median, ninetieth, ninety_ninth = percentiles or (None, None, None)
-    return LengthFigures(responses, median, ninetieth, ninety_ninth, longest)
+        responses, *others = cursor.fetchone() or (0, None, None, None, None)
+    return LengthFigures(responses or 0, *others)
 
 
 def count_lengths(
@@ -143,14 +162,13 @@ def count_lengths(
 
     There are ``bars`` of them, and a last one for everything longer.
     """
-    tokens = _LENGTHS[length]
     with transaction(connection) as cursor:
         cursor.execute(
             f"""
-            SELECT state, least(({tokens}) / %(width)s, %(bars)s) AS bar, count(*) FROM samples
-            WHERE {_JUDGED} AND ({tokens}) IS NOT NULL GROUP BY 1, 2
+            SELECT state, least(tokens / %(width)s, %(bars)s) AS bar, sum(samples)::bigint FROM sample_lengths
+            WHERE {_LENGTHS} GROUP BY 1, 2
             """,  # noqa: S608 - our own words
-            {"edition": edition, "dataset": dataset, "width": width, "bars": bars},
+            {"edition": edition, "dataset": dataset, "length": length, "width": width, "bars": bars},
         )
         counts: dict[State, list[int]] = {"kept": [0] * (bars + 1), "quarantined": [0] * (bars + 1)}
         for state, bar, count in cursor:
