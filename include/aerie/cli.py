@@ -136,6 +136,14 @@ def test(
 
 
 @app.command()
+def audit() -> None:
+    """Look for known vulnerabilities of the locks' packages; exit 1 where one has any, 75 where nobody answers."""
+    from aerie.local.audit import audit_locks
+
+    audit_locks(say)
+
+
+@app.command()
 def stage(
     name: str,
     request: Annotated[Path, typer.Option(help="Request, a JSON document.")],
