@@ -153,3 +153,15 @@ def test_reap_ends_what_a_killed_keeper_left_and_says_so(
     assert not any(map(runs, family))
     assert read_lease(folder) is None
     assert reap(folder, grace_seconds=1.0) == []
+
+
+def test_who_is_merely_told_of_the_servers_folder_is_no_process_of_a_server(folder: Path) -> None:
+    """Hosts over the network name the folder to every process: the stage that starts a keeper has it, too."""
+    folder.mkdir()
+    told = {**os.environ, "AERIE_SERVER_FOLDER": str(folder.resolve())}
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=told) as innocent:
+        try:
+            assert reap(folder, grace_seconds=1.0) == []
+            assert innocent.poll() is None
+        finally:
+            innocent.kill()

@@ -11,7 +11,8 @@ import psutil
 from aerie.processes import ProcessIdentity, stop_trees
 from aerie.serving.errors import ProcessesLeft
 
-FOLDER_VARIABLE = "AERIE_SERVER_FOLDER"
+FOLDER_VARIABLE = "AERIE_SERVER_OF_FOLDER"
+"""Of a server's processes alone; ``AERIE_SERVER_FOLDER`` is a setting that every process on its way may have."""
 GRACE_SECONDS = 5.0
 
 
