@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from aerie.alerting import Alert
 from aerie.artefacts.files import write_text
 from aerie.artefacts.manifest import path_of
 from aerie.errors import BadInput, Failed, Retryable, one_line
@@ -25,6 +26,7 @@ from aerie.store.connection import Connection
 from aerie.store.queries.recorded_tries import Try, mark_recorded, read_recorded
 
 MARK_FILE = "run.json"
+FAILURE_FILE = "failure.json"
 Document = TypeVar("Document", bound=BaseModel)
 OnEvent = Callable[[StageRequest, Mapping[str, Any], int], None]
 _TRY = re.compile(r"try-([0-9]+)")
@@ -37,6 +39,13 @@ class RunMark(Frozen):
     control_host: str
     server_folder: Path
     settings: Mapping[str, Any]
+
+
+class LeftFailure(Frozen):
+    """The alert of a failed try, and whether a receiver has it already."""
+
+    alert: Alert
+    delivered: bool
 
 
 def shared_run_folder(run_id: str) -> Path:
@@ -98,8 +107,30 @@ def require_mark(settings: PipelineSettings, run_id: str) -> None:
         )
 
 
+def leave_failure(failure: LeftFailure) -> None:
+    """Leave the alert of a failed try beside what the try left.
+
+    Raises:
+        BadInput: the control side's data root is not there, or the file cannot be written.
+    """
+    folder = shared_run_folder(str(failure.alert.run_id))
+    path = folder / str(failure.alert.task_id) / f"try-{failure.alert.try_number}" / FAILURE_FILE
+    try:
+        (folder / MARK_FILE).stat()  # elsewhere, nobody would look for it
+        write_text(path, failure.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror} on host {socket.gethostname()}") from error
+
+
 def record_task(
-    connection: Connection, stage: str, run_id: str, task_id: str, *, finished: bool, on_event: OnEvent
+    connection: Connection,
+    stage: str,
+    run_id: str,
+    task_id: str,
+    *,
+    finished: bool,
+    on_event: OnEvent,
+    on_failure: Callable[[LeftFailure], None],
 ) -> StageResult | None:
     """Record what the tries of a task left beside the data; what was recorded before is not recorded again.
 
@@ -112,6 +143,7 @@ def record_task(
         task_id: the task's.
         finished: whether the task has succeeded: its last try must have left a result then.
         on_event: told of each event that is recorded, with the request of its try and the try's number.
+        on_failure: told, once, of each try that failed.
 
     Returns:
         The result of the last try, None where it left none.
@@ -125,7 +157,8 @@ def record_task(
     result = None
     for number, path in tries:
         last = finished and number == tries[-1][0]
-        result = _record_try(connection, stage, Try(run_id, task_id, number), path, complete=last, on_event=on_event)
+        one = Try(run_id, task_id, number)
+        result = _record_try(connection, stage, one, path, complete=last, on_event=on_event, on_failure=on_failure)
     if finished and result is None:
         raise Retryable(
             f"{folder}: no result of a try: the task has succeeded, but what it left cannot be seen from "
@@ -139,23 +172,35 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _record_try(
-    connection: Connection, stage: str, one: Try, folder: Path, *, complete: bool, on_event: OnEvent
+    connection: Connection,
+    stage: str,
+    one: Try,
+    folder: Path,
+    *,
+    complete: bool,
+    on_event: OnEvent,
+    on_failure: Callable[[LeftFailure], None],
 ) -> StageResult | None:
     recorded, has_result = read_recorded(connection, one)
     request = _read(folder / "request.json", StageRequest)
-    if request is None:  # it was ended before it was asked
-        return None
-    for number, event in enumerate(_events(folder / "events.jsonl", complete=complete), start=1):
+    number = 0
+    if request is not None:
+        for number, event in enumerate(_events(folder / "events.jsonl", complete=complete), start=1):
+            if number > recorded:
+                on_event(request, event, one.number)
+                record_event(connection, stage, request, event)
+                mark_recorded(connection, one, events=number, has_result=has_result)
+    failure = _read(folder / FAILURE_FILE, LeftFailure)
+    if failure is not None:  # the last event of all
+        number += 1
         if number > recorded:
-            on_event(request, event, one.number)
-            record_event(connection, stage, request, event)
+            on_failure(failure)
             mark_recorded(connection, one, events=number, has_result=has_result)
-            recorded = number
     result = _read(folder / "result.json", StageResult)
-    if result is not None and not has_result:
+    if request is not None and result is not None and not has_result:
         _require_outputs(result)
         record_result(connection, request, result)
-        mark_recorded(connection, one, events=recorded, has_result=True)
+        mark_recorded(connection, one, events=number, has_result=True)
     return result
 
 

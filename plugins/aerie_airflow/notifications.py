@@ -34,6 +34,7 @@ from aerie.alerting import (
 )
 from aerie.deadline import moment, past_deadline
 from aerie.errors import AerieError, BadInput, Failed
+from aerie.placement import is_remote
 from aerie.settings.machine import settings_path
 from aerie.settings.pipeline import AlertSettings, load_settings
 from aerie_airflow.store import open_store
@@ -41,6 +42,7 @@ from aerie_airflow.store import open_store
 if TYPE_CHECKING:
     from airflow.sdk import DAG, Context
 
+    from aerie.remote import LeftFailure
     from aerie.stages import StageRequest
     from aerie.store.connection import Connection
 
@@ -89,6 +91,21 @@ def send_alert(connection: Connection, alert: Alert) -> None:
     delivery = deliver_alert(alert)
     if delivery is not None:
         record_delivery(connection, alert_id=alert_id, delivered=delivery.delivered, error=delivery.error)
+
+
+def record_failure(connection: Connection, failure: LeftFailure) -> None:
+    """Record the alert of a try that failed on a host without the store; send it where that host could not.
+
+    Raises:
+        Retryable: the store is gone.
+    """
+    from aerie.store.queries.alerts import record_alert, record_delivery
+
+    if failure.delivered:
+        alert_id = record_alert(connection, **failure.alert.model_dump())
+        record_delivery(connection, alert_id=alert_id, delivered=True, error=None)
+    else:
+        send_alert(connection, failure.alert)
 
 
 def deliver_alert(alert: Alert) -> Delivery | None:
@@ -246,8 +263,12 @@ class TaskFailureNotifier(_AlertNotifier):
     def notify(self, context: Context) -> None:
         """Send the alert, where the task does not only end its run as it went."""
         error = context.get("exception")
-        if not isinstance(error, RunFailed):
-            alert = _task_failure(context, error)
+        if isinstance(error, RunFailed):
+            return
+        alert = _task_failure(context, error)
+        if _is_remote(alert.stage):
+            _tell_from_afar(alert)
+        else:
             _with_store(lambda connection: _tell(connection, alert))
 
 
@@ -290,6 +311,27 @@ class DeadlineNotifier(_AlertNotifier):
             _tell(connection, alert)
 
         _with_store(tell)
+
+
+def _is_remote(stage: str | None) -> bool:
+    """Whether a stage runs on a host without the store; not known where the configuration is what is wrong."""
+    try:
+        return stage is not None and is_remote(load_settings(settings_path()), stage)
+    except BadInput as error:
+        log.warning("taken for a task of the control side: %s", error)
+        return False
+
+
+def _tell_from_afar(alert: Alert) -> None:
+    """Send an alert from a host without the store, and leave it beside the data, where the control side records it."""
+    from aerie.remote import LeftFailure, leave_failure
+
+    log.warning("ALERT %s: %s", alert.reason, alert.message)
+    delivery = deliver_alert(alert)
+    try:
+        leave_failure(LeftFailure(alert=alert, delivered=delivery is not None and delivery.delivered))
+    except BadInput as error:
+        log.error("the store will not have this alert: it cannot be left beside the data: %s", error)
 
 
 def _task_failure(context: Context, error: Any) -> Alert:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -25,7 +25,15 @@ from aerie.stages import StageResult
 from aerie_airflow.assets import announce
 from aerie_airflow.links import DatasetLink, ResponseLogLink, RunLink, SamplesLink, ServerLogLink
 from aerie_airflow.log_groups import GroupedLog
-from aerie_airflow.notifications import RunEnding, RunFailed, TaskAlerts, page_of, send_alert, stage_alert
+from aerie_airflow.notifications import (
+    RunEnding,
+    RunFailed,
+    TaskAlerts,
+    page_of,
+    record_failure,
+    send_alert,
+    stage_alert,
+)
 from aerie_airflow.store import open_store
 
 if TYPE_CHECKING:
@@ -230,7 +238,15 @@ def record_remote(
             )
             send_alert(connection, alert)
 
-    return record_task(connection, stage, run_id, task_id, finished=finished, on_event=tell)
+    return record_task(
+        connection,
+        stage,
+        run_id,
+        task_id,
+        finished=finished,
+        on_event=tell,
+        on_failure=partial(record_failure, connection),
+    )
 
 
 class RecordOperator(BaseOperator):

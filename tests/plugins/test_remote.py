@@ -13,7 +13,10 @@ from aerie.settings.pipeline import load_settings
 from aerie.stage_process import StageProcess
 from aerie.stages import StageResult
 from aerie.store.connection import connected
-from aerie_airflow.operators import OpenRunOperator, RecordOperator, StageOperator
+from aerie.store.queries.alerts import list_alerts
+from aerie_airflow import notifications
+from aerie_airflow.notifications import Delivery, TaskFailureNotifier
+from aerie_airflow.operators import OpenRunOperator, RecordOperator, StageOperator, record_remote
 
 DEAD = "postgresql://nobody:nothing@127.0.0.1:9/aerie"
 PLACEMENT = "placement: {train: {queue: gpu-1, remote: true}, capture: {queue: gpu-1, remote: true}, "
@@ -116,6 +119,64 @@ def test_the_events_of_a_try_that_failed_are_recorded_with_those_of_the_next(els
     elsewhere(try_number=2)
     record()
     assert rows(database_url) == {"manifests": 1, "interval_metrics": 2, "alerts": 2, "recorded_tries": 2}
+
+
+def fail_for_good(elsewhere, error):
+    """Fail the task as Airflow does on the host: the error, then its callback."""
+    with pytest.raises(type(error)):
+        elsewhere(error=error)
+    with pytest.MonkeyPatch.context() as host:
+        host.setenv("AERIE_DATABASE_URL", DEAD)
+        task = StageOperator(task_id="train", stage="train")
+        TaskFailureNotifier().notify({**context("train"), "task": task, "exception": error})
+
+
+def left_failures(database_url):
+    instance = context("close_run")["ti"]
+    with connected(database_url) as connection:
+        record_remote(connection, "train", "train", instance, finished=False)
+        return [
+            (row["reason"], row["message"], row["try_number"], row["delivered_at"] is not None)
+            for row in list_alerts(connection, run_id="run 1")
+            if row["reason"] == "task_failed"
+        ]
+
+
+def test_a_failure_that_its_host_could_not_tell_is_told_and_recorded_once_by_the_control_side(
+    elsewhere, database_url, monkeypatch
+):
+    OpenRunOperator(task_id="open_run").execute(context("open_run"))
+    fail_for_good(elsewhere, Failed("the loss is no number"))
+    told = []
+    monkeypatch.setattr(notifications, "deliver_alert", lambda alert: told.append(alert.message))
+    expected = [("task_failed", "the loss is no number", 1, False)]
+    assert [left_failures(database_url), left_failures(database_url)] == [expected, expected]
+    assert told.count("the loss is no number") == 1
+
+
+def test_a_failure_that_its_host_has_told_is_recorded_and_not_told_again(elsewhere, database_url, monkeypatch):
+    OpenRunOperator(task_id="open_run").execute(context("open_run"))
+    told = []
+
+    def deliver(alert):
+        told.append(alert.message)
+        return Delivery(delivered=True, error=None)
+
+    monkeypatch.setattr(notifications, "deliver_alert", deliver)
+    fail_for_good(elsewhere, Failed("the loss is no number"))
+    assert left_failures(database_url) == [("task_failed", "the loss is no number", 1, True)]
+    assert told.count("the loss is no number") == 1
+
+
+def test_a_failure_before_the_stage_was_asked_is_recorded_too(elsewhere, database_url):
+    OpenRunOperator(task_id="open_run").execute(context("open_run"))
+    settings_path().write_text(settings_path().read_text().replace("seed: ", "seed: 9", 1))
+    with pytest.raises(BadInput) as refused:
+        elsewhere()
+    task = StageOperator(task_id="train", stage="train")
+    TaskFailureNotifier().notify({**context("train"), "task": task, "exception": refused.value})
+    ((_, message, _, _),) = left_failures(database_url)
+    assert "is not the configuration" in message
 
 
 def test_a_host_that_does_not_see_the_control_sides_data_says_so_before_it_works(elsewhere):
