@@ -132,7 +132,7 @@ def test_a_service_that_knows_no_package_is_not_taken_for_a_clean_bill(audited: 
     """As a mirror answers; pip-audit itself exits 0 then, and says that nothing was found."""
     audited.answers["torch.txt"] = [skipped("torch")]
     audited.lock("a.txt", [skipped("one")])
-    with pytest.raises(Retryable, match=r"THE LOCKS WERE NOT AUDITED: pypi\.org tells nothing from here .*torch"):
+    with pytest.raises(Retryable, match=r"THE LOCKS WERE NOT AUDITED: PyPI tells nothing from here .*torch"):
         audited.run()
 
 

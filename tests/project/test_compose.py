@@ -6,20 +6,25 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg2 import sql
 
 from aerie.errors import Retryable
 from aerie.local.configuration import StackConfiguration
 from aerie.local.postgres import Cluster, ensure_database
 from aerie.ports import free_port
 from aerie.settings.machine import PROJECT_ROOT
-from aerie.store.connection import connect
+from aerie.store.connection import connect, connected
 from aerie.store.migrate import migrate
+from aerie.store.queries.alerts import list_alerts, record_alert
+from aerie.store.queries.ledger import LedgerRow, write_rows
+from aerie.store.queries.runs import record_run
 from aerie.store.roles import grant_rights
 
 ONE_SHOT = {"initialise"}
@@ -153,6 +158,19 @@ def test_making_secrets_again_keeps_those_that_a_database_already_knows(secrets:
 @pytest.fixture
 def cluster(secrets: Path) -> Iterator[Cluster]:
     """PostgreSQL as the service's image first starts it: the owner, and the database of its name."""
+    with started(secrets) as made:
+        yield made
+
+
+@pytest.fixture
+def other_cluster(secrets: Path) -> Iterator[Cluster]:
+    """Another one."""
+    with started(secrets) as made:
+        yield made
+
+
+@contextmanager
+def started(secrets: Path) -> Iterator[Cluster]:
     base = Path(tempfile.mkdtemp(prefix="aerie-test-"))
     base.chmod(0o755)
     made = Cluster(base / "postgres", free_port(), (secrets / "postgres_password").read_text())
@@ -175,6 +193,19 @@ def run_sql(cluster: Cluster, script: str, secrets: Path) -> None:
     subprocess.run([*command, cluster.url("aerie")], check=True, timeout=60)
 
 
+def urls_of(cluster: Cluster, secrets: Path) -> dict[str, str]:
+    """URLs of the secrets, where a cluster stands for the service."""
+    files = {
+        "owner": "aerie_database_owner_url", "pipeline": "aerie_database_url",
+        "dashboard": "aerie_database_dashboard_url", "airflow": "airflow_database_url",
+    }  # fmt: skip
+    here = f"@127.0.0.1:{cluster.port}"
+    return {
+        user: (secrets / name).read_text().replace("+psycopg2", "").replace("@postgres:5432", here)
+        for user, name in files.items()
+    }
+
+
 @pytest.mark.slow
 def test_each_user_of_the_database_reaches_its_own_and_secrets_can_be_changed(
     cluster: Cluster, secrets: Path, tmp_path: Path
@@ -189,18 +220,78 @@ def test_each_user_of_the_database_reaches_its_own_and_secrets_can_be_changed(
             subprocess.run([shutil.copy2(secrets.parent / "make-secrets", tmp_path)], check=True, timeout=60)
             run_sql(cluster, "passwords.sql", new)
             cluster = replace(cluster, password=(new / "postgres_password").read_text())
-        urls = {
-            path.name: path.read_text().replace("+psycopg2", "").replace("@postgres:5432", f"@127.0.0.1:{cluster.port}")
-            for path in folder.glob("*_url")
-        }
-        owner, pipeline = urls["aerie_database_owner_url"], urls["aerie_database_url"]
-        migrate(owner)
-        grant_rights(owner, pipeline_url=pipeline, dashboard_url=urls["aerie_database_dashboard_url"])
+        urls = urls_of(cluster, folder)
+        migrate(urls["owner"])
+        grant_rights(urls["owner"], pipeline_url=urls["pipeline"], dashboard_url=urls["dashboard"])
         for url in urls.values():
             connect(url).close()
-        for url, other in ((pipeline, "airflow"), (urls["airflow_database_url"], "aerie")):
+        for url, other in ((urls["pipeline"], "airflow"), (urls["dashboard"], "airflow"), (urls["airflow"], "aerie")):
             with pytest.raises(Retryable, match="permission denied for database"):
                 connect(f"{url.rpartition('/')[0]}/{other}")
+
+
+def documented(tool: str) -> list[list[str]]:
+    """What docs/operations.md lets PostgreSQL's service run: the tool's arguments, one list a command."""
+    text = (PROJECT_ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    return [line.split() for line in re.findall(rf"^docker compose exec -T postgres {tool} (.*) [<>]", text, re.M)]
+
+
+def rows_of(url: str) -> dict[str, list[Any]]:
+    """Every row of every table of a database, by the table's name."""
+    with connected(url) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace")
+        tables = [name for (name,) in cursor.fetchall()]
+        found = {}
+        for name in tables:
+            cursor.execute(sql.SQL("SELECT t::text FROM {} t ORDER BY 1").format(sql.Identifier(name)))
+            found[name] = cursor.fetchall()
+        return found
+
+
+def fill(urls: Mapping[str, str]) -> None:
+    """A store as the pipeline leaves it, and something of Airflow's."""
+    migrate(urls["owner"])
+    grant_rights(urls["owner"], pipeline_url=urls["pipeline"], dashboard_url=urls["dashboard"])
+    with connected(urls["pipeline"]) as connection:
+        record_run(connection, run_id="run", dag_id="eagle3_pipeline", edition="main", config={"datasets": ["B1"]})
+        record_alert(connection, reason="budget", message="Fünf <b>'\\'</b>", edition="main")
+        samples = [LedgerRow(f"s{number}", "kept", completion_tokens=number) for number in range(300)]
+        write_rows(connection, edition="main", dataset="B1_glaive", rows=samples)
+    with connected(urls["airflow"]) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE dag_run (id serial PRIMARY KEY, run_id text); INSERT INTO dag_run (run_id) VALUES ('r')"
+        )
+
+
+@pytest.mark.slow
+def test_a_backup_restored_into_a_new_cluster_is_the_same_store_and_goes_on(
+    cluster: Cluster, other_cluster: Cluster, secrets: Path, tmp_path: Path
+) -> None:
+    """The commands of docs/operations.md between two real servers."""
+    for one in (cluster, other_cluster):
+        run_sql(one, "databases.sql", secrets)
+    fill(urls_of(cluster, secrets))
+    for tool, where, stream in (("pg_dump", cluster, "stdout"), ("pg_restore", other_cluster, "stdin")):
+        for database, arguments in zip(("aerie", "airflow"), documented(tool), strict=True):
+            assert database in arguments
+            with (tmp_path / f"{database}.dump").open("wb" if stream == "stdout" else "rb") as file:
+                at = ["--host", "127.0.0.1", "--port", str(where.port)]
+                subprocess.run(
+                    [where.binaries() / tool, *at, *arguments], **{stream: file}, check=True, timeout=120,
+                    env={"PGPASSWORD": where.password},
+                )  # fmt: skip
+    old, new = (urls_of(one, secrets) for one in (cluster, other_cluster))
+    assert len(rows_of(old["owner"])["samples"]) == 300
+    for user in ("owner", "airflow"):
+        assert rows_of(old[user]) == rows_of(new[user])
+    migrate(new["owner"])
+    grant_rights(new["owner"], pipeline_url=new["pipeline"], dashboard_url=new["dashboard"])
+    with connected(new["pipeline"]) as connection:
+        record_alert(connection, reason="canary", message="after it")
+    with connected(new["dashboard"]) as connection:
+        assert [alert["reason"] for alert in list_alerts(connection)] == ["canary", "budget"]
+    with connected(new["airflow"]) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO dag_run (run_id) VALUES ('next'); ALTER TABLE dag_run ADD COLUMN later int")
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The documents: their links lead somewhere, and what they say of the code is so."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from .conftest import tracked_files
 DOCUMENTS = [path for path in tracked_files() if path.suffix == ".md"]
 ARCHITECTURE = PROJECT_ROOT / "docs" / "architecture.md"
 EACH = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(PROJECT_ROOT)))
+OPERATIONS = PROJECT_ROOT / "docs" / "operations.md"
+# Words of Airflow, PostgreSQL, Docker and the kernel.
+OF_OTHERS = {
+    "scheduled", "up_for_reschedule", "unhealthy", "InvalidToken", "permission denied for table", "Permission denied",
+    "bind source path does not exist",
+}  # fmt: skip
 OUR_FOLDERS = ("benchmarks", "dags", "demo", "docker", "docs", "include", "plugins", "requirements", "tests")
 
 
@@ -72,3 +79,26 @@ def test_each_error_is_said_to_have_the_exit_code_that_it_has() -> None:
     assert said == {
         kind.__name__: kind.exit_code for kind in (errors.Failed, errors.BadInput, errors.Retryable, errors.Busy)
     }
+
+
+def sayings() -> str:
+    """Everything that the code may say: every text in it, one a line."""
+    texts = []
+    for path in tracked_files():
+        if path.suffix == ".py" and path.relative_to(PROJECT_ROOT).parts[0] in ("include", "plugins"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            texts += [
+                node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            ]
+            texts += [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return "\n".join(texts)
+
+
+def test_a_symptom_is_in_the_words_of_the_code() -> None:
+    """Whoever looks for a message finds it; ``...`` stands for what differs."""
+    _, _, symptoms = OPERATIONS.read_text(encoding="utf-8").partition("## By symptom")
+    cells = re.findall(r"^\| ((?!symptom|-).*?) \|", symptoms, re.MULTILINE)
+    quoted = [text for cell in cells for text in re.findall(r"`([^`]+)`", cell)]
+    assert len(cells) > 40 and len(quoted) > 25
+    known = sayings()
+    assert [text for text in quoted if text not in OF_OTHERS and not all(p in known for p in text.split(" ... "))] == []

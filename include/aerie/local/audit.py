@@ -93,7 +93,7 @@ def audit_locks(
             if all(one.skip_reason for one in packages.values()) and len(packages) > 1:
                 reason = next(one.skip_reason for one in packages.values())
                 raise Retryable(
-                    f"THE LOCKS WERE NOT AUDITED: pypi.org tells nothing from here ({reason}); run ./aerie audit where "
+                    f"THE LOCKS WERE NOT AUDITED: PyPI tells nothing from here ({reason}); run ./aerie audit where "
                     "it is reached without a mirror"
                 )
     _tell(say, list(packages.values()), known)
