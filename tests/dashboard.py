@@ -20,6 +20,8 @@ import pytest
 
 from aerie.settings.machine import PROJECT_ROOT
 
+from .dashboard_samples import SCRIPT, fill_samples
+
 if TYPE_CHECKING:
     import httpx
 
@@ -31,7 +33,6 @@ START_SECONDS = 240
 EDITION = "main"
 RUN = "manual__2026-11-29T17:45:12+00:00"
 LIVE_RUN = "backfill__live/of a long name that a table has no room for, 2026-11-30T09:00:00+00:00"
-SCRIPT = "<script>document.title = 'taken over'</script>"
 GENERATED = ("B1_glaive", "B3_magicoder", "B8_sweagent")
 LAUNCH = "launch-0a1b2c3d4e5f6071"
 
@@ -81,6 +82,7 @@ def dashboard(postgres: "Cluster", tmp_path_factory: pytest.TempPathFactory) -> 
     migrate(store_url)
     with connected(store_url) as connection:
         fill(connection, home)
+        fill_samples(connection, home)
     (home / "passwords.json").write_text(json.dumps(dict.fromkeys(ROLES, PASSWORD)))
     with (home / "server.log").open("wb") as log:
         server = subprocess.Popen(
@@ -254,7 +256,7 @@ def fill(connection: Any, home: Path) -> None:
     runs.finish_run(connection, run_id=RUN, state="success", summary=summary)
     log = home / "server" / "logs" / "server-1.log"
     log.parent.mkdir(parents=True)
-    log.write_text(f"first line\nPrefill batch {SCRIPT}\nlast line\n")
+    log.write_text(f"first line\nPrefill batch {SCRIPT}\nGET http://user:hush-hush@hub/?token=hush-hush\nlast line\n")
     leases.record_lease(connection, lease(log, owner=LIVE_RUN))
     leases.record_lease(connection, {**lease(Path("/etc/hostname.log"), owner=RUN), "launch_token": "launch-elsewhere"})
     for number in range(5):

@@ -21,13 +21,18 @@ from aerie.store.queries.previews import load_previews
 
 
 def record_event(connection: Connection, stage: str, request: StageRequest, event: Mapping[str, Any]) -> None:
-    """Record a metric or what a launch turned out to hold; progress is for the log, an alert for whoever sends it."""
+    """Record a metric, what a launch turned out to hold, or the verdicts of a stage that is about to fail.
+
+    Progress is for the log, an alert for whoever sends it.
+    """
     if event["type"] == "metric":
         at = datetime.fromtimestamp(event["time"], UTC)
         row = MetricRow(at, request.run_id, request.edition, request.dataset, stage, event["figures"])
         record_metrics(connection, [row])
     elif event["type"] == "observation":
         record_observation(connection, Observation.model_validate(event["document"]))
+    elif event["type"] == "judged":
+        _load_judged(connection, request)
 
 
 def record_result(connection: Connection, request: StageRequest, result: StageResult) -> None:
@@ -55,6 +60,10 @@ def _record_lease_end(connection: Connection, _request: StageRequest, result: St
 
 
 def _record_verdicts(connection: Connection, request: StageRequest, _result: StageResult) -> None:
+    _load_judged(connection, request)
+
+
+def _load_judged(connection: Connection, request: StageRequest) -> None:
     dataset = request.dataset
     if dataset is None:
         return

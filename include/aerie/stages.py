@@ -102,8 +102,8 @@ class Events:
     """Writer of a stage's events, one JSON object a line, flushed at once.
 
     ``progress`` is for people (a log line and figures), ``metric`` a row of the time series, ``alert`` something
-    that a person should be told of, ``observation`` what a launched server turned out to hold. What looks like a secret
-    in a message is masked before it is written.
+    that a person should be told of, ``observation`` what a launched server turned out to hold, ``judged`` that verdicts
+    and previews are there though the stage fails. What looks like a secret in a message is masked before it is written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -133,6 +133,10 @@ class Events:
     def observation(self, document: Mapping[str, Any]) -> None:
         """Hand on what a launch turned out to hold (``aerie.artefacts.observations``)."""
         self._write("observation", {"document": document})
+
+    def judged(self) -> None:
+        """Report that a data set's verdicts and previews are written, before its failure is told."""
+        self._write("judged", {})
 
     def error(self, message: str) -> None:
         """Report why the stage cannot go on; the caller raises it as its own."""

@@ -13,10 +13,15 @@ COUNT_UNITS = ("", "k", "M", "G", "T")
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number with thousands separators; ``digits`` after the point where it is not whole by type."""
+    """A number with thousands separators; ``digits`` after the point where it is not whole by type.
+
+    One so small that it would be written as zero (a learning rate) has its own digits: ``3e-05``.
+    """
     if value is None:
         return UNKNOWN
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.2g}" if value and round(value, digits) == 0 else f"{value:,.{digits}f}"
 
 
 def compact(value: float | None) -> str:

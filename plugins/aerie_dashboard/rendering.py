@@ -34,10 +34,15 @@ ENVIRONMENT = _environment()
 def render(request: Request, template: str, *, status_code: int = 200, **context: Any) -> HTMLResponse:
     """A page, or a part of one.
 
-    Every template has ``root`` (the dashboard's path), ``airflow`` (that of Airflow's own pages) and ``now``.
+    Every template has ``root`` (the dashboard's path), ``airflow`` (that of Airflow's own pages), ``now``, and
+    ``may_act``: whether the user may change something. Of whoever was turned away before that was asked, nobody may.
     """
     root = request.scope["root_path"]
     text = ENVIRONMENT.get_template(template).render(
-        root=root, airflow=root.removesuffix(PREFIX), now=datetime.now(UTC), **context
+        root=root,
+        airflow=root.removesuffix(PREFIX),
+        now=datetime.now(UTC),
+        may_act=getattr(request.state, "may_act", False),
+        **context,
     )
     return HTMLResponse(text, status_code)

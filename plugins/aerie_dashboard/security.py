@@ -20,12 +20,26 @@ _may_read_logs = requires_access_dag("GET", DagAccessEntity.TASK_LOGS, param_dag
 
 
 def requires_role(request: Request, user: GetUserDep) -> None:
-    """Viewers of the pipeline see; whoever may change its runs acts. 401 for strangers, 403 for the wrong role."""
+    """Viewers of the pipeline see; whoever may change its runs acts. 401 for strangers, 403 for the wrong role.
+
+    Pages learn from ``request.state.may_act`` whether to offer what only some may do.
+    """
     if request.method in READING:
         _may_read(request, user)
         _may_read_tasks(request, user)
+        request.state.may_act = _is_allowed_to_act(request, user)
     else:
         _may_act(request, user)
+
+
+def _is_allowed_to_act(request: Request, user: GetUserDep) -> bool:
+    try:
+        _may_act(request, user)
+    except HTTPException as refusal:
+        if refusal.status_code != status.HTTP_403_FORBIDDEN:
+            raise
+        return False
+    return True
 
 
 def requires_logs(request: Request, user: GetUserDep) -> None:
@@ -45,10 +59,17 @@ def requires_own_origin(request: Request) -> None:
         raise HTTPException(status.HTTP_403_FORBIDDEN, "this request does not come from a page of this server")
 
 
+def requires_text(request: Request) -> None:
+    """No name holds a null character, and PostgreSQL takes no text with one."""
+    if any("\0" in value for value in (*request.path_params.values(), *request.query_params.values())):
+        raise HTTPException(status.HTTP_404_NOT_FOUND, "no name holds a null character")
+
+
 CLOSED = [
     Depends(requires_access_view(AccessView.WEBSITE)),
     Depends(requires_role),
     Depends(requires_own_origin),
+    Depends(requires_text),
 ]
 """Dependencies of every route."""
 

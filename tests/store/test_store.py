@@ -1,5 +1,6 @@
 """The store against a real PostgreSQL."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +13,14 @@ import psycopg2
 import pytest
 
 from aerie.artefacts.manifest import read_manifest, write_manifest
-from aerie.artefacts.samples import VerdictRow
+from aerie.artefacts.previews import Preview, write_previews
+from aerie.artefacts.samples import VerdictRow, verdict_writer
 from aerie.errors import Busy, Failed, Retryable
+from aerie.pipeline import RunParameters, stage_request
+from aerie.recording import record_event
+from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.pipeline import load_settings
+from aerie.stages import Events
 from aerie.store.connection import connect, connected, transaction
 from aerie.store.migrate import migrate
 from aerie.store.queries import alerts, drafters, leases, ledger, manifests, metrics, previews, runs
@@ -94,6 +101,24 @@ def test_the_six_states_add_up_to_the_prompts_and_only_kept_tokens_count_as_kept
     assert ledger.count_editions(connection) == {("main", "B1_glaive"): counts}
     assert ledger.count_editions(connection, edition="other") == {}
     assert ledger.count_reasons(connection, **KEY)["quarantined"] == {"loop": 1}
+
+
+def test_samples_of_a_validation_that_fails_are_there_to_be_seen(connection, tmp_path: Path):
+    settings = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
+    request = stage_request(settings, RunParameters(), run_id="r", dataset="B1_glaive", stage="validate")
+    request = request.model_copy(update={"data_root": tmp_path})
+    files = request.files.dataset("B1_glaive")
+    files.folder.mkdir(parents=True)
+    with verdict_writer(files.verdicts) as writer:
+        writer.write(verdict("a", "quarantined", reasons=("loop",)))
+    fields = {"conversation_id": "c", "split": "train", "flags": (), "positions": {}, "spans": [("prompt", "hello")]}
+    lengths = {"prompt_tokens": 10, "response_tokens": 100, "reasoning_tokens": 3}
+    preview = Preview(sample_id="a", verdict="quarantined", reasons=("loop",), **fields, **lengths)
+    write_previews(files.previews, [preview])
+    Events(tmp_path / "events.jsonl").judged()
+    record_event(connection, "validate", request, json.loads((tmp_path / "events.jsonl").read_text()))
+    (shown,) = previews.list_previews(connection, **KEY)
+    assert (shown["sample_id"], shown["state"], shown["reasons"]) == ("a", "quarantined", ["loop"])
 
 
 def test_totals_follow_whatever_changes_the_rows(connection):

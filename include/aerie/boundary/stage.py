@@ -315,5 +315,6 @@ def _refuse_quarantine_share(
         f"generation.maximum_quarantine_share {limit:.1%}: {reasons}; read {files.previews} and {files.verdicts}, "
         "mend the cause (server, template, policy) and generate those samples again"
     )
+    events.judged()  # whoever reads the alert finds the samples
     events.alert("quarantine_rate", message)
     raise Failed(message)

@@ -147,12 +147,15 @@ def _training_metrics(
 ) -> list[Row]:
     """The series of the training that made this drafter, which an edition may have several of.
 
-    One that was resumed has figures from before its manifest's seconds: everything up to its end is taken.
+    There is none where its lineage does not tell which. One that was resumed has figures from before its manifest's
+    seconds: everything up to its end is taken.
     """
     trained = lineage.of_stage("train") if isinstance(lineage, Lineage) else []
-    until = trained[0].manifest.finished_at if trained else row["created_at"]
+    if not trained:
+        return []
+    until = trained[0].manifest.finished_at
     since = None
-    if trained and isinstance(training, Training) and not training.resumed_from_step:
+    if isinstance(training, Training) and not training.resumed_from_step:
         since = until - timedelta(seconds=training.seconds) - AROUND_TRAINING
     return sample_metrics(
         store, edition=row["edition"], stage="train", since=since, until=until + AROUND_TRAINING, points=POINTS

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, status
 from fastapi.responses import HTMLResponse
 
+from aerie.masking import masked
 from aerie.settings.machine import server_folder
 from aerie.store.queries.leases import list_leases, read_lease
 from aerie.store.queries.observations import latest_observations
@@ -84,4 +85,4 @@ def _confined(given: object) -> Path | None:
 def _tail(path: Path, lines: int) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        return "\n".join(file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-lines:])
+        return masked("\n".join(file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-lines:]))

@@ -1,22 +1,27 @@
 """Nobody sees a page without Airflow's session, and viewers change nothing."""
 
 import re
+from urllib.parse import quote
 
 import pytest
 from fastapi.routing import APIRoute
 
+from aerie.store.connection import connected, transaction
+from aerie.store.queries.alerts import record_alert
 from aerie_dashboard.app import create_app
 
 from ...dashboard import EDITION, LAUNCH, RUN
+from ...dashboard_samples import DATASET, DRAFTER, JUDGED, KEPT
 
 EXAMPLES = {
-    "run_id": RUN, "edition": EDITION, "dataset": "B1_glaive", "sample_id": "B1_glaive-0001",
-    "launch_token": LAUNCH, "drafter_id": "main-1", "alert_id": "1", "name": "dashboard.css",
-    "task_id": "B1_glaive.generate",
+    "run_id": RUN, "edition": JUDGED, "dataset": DATASET, "sample_id": KEPT, "launch_token": LAUNCH,
+    "drafter_id": DRAFTER, "alert_id": "1", "name": "dashboard.css", "task_id": "B1_glaive.generate",
 }  # fmt: skip
 ROUTES = [
     (method, route.path) for route in create_app().routes if isinstance(route, APIRoute) for method in route.methods
 ]
+READ = [path for method, path in ROUTES if method == "GET"]
+CHANGED = [(method, path) for method, path in ROUTES if method not in ("GET", "HEAD")]
 
 
 def address(path: str) -> str:
@@ -33,26 +38,61 @@ def test_a_stranger_gets_401_everywhere(dashboard, method, path):
         assert client.request(method, address(path)).status_code == 401
 
 
+def test_every_route_is_one_that_the_walk_can_take(dashboard):
+    # A mount would be served without the app's dependencies, and be no route of this walk.
+    others = [route for route in create_app().routes if not isinstance(route, APIRoute)]
+    assert others == [] and len(READ) > 12 and CHANGED == [("POST", "/alerts/{alert_id}/acknowledge")]
+
+
 @pytest.mark.parametrize("role", ["viewer", "user", "op"])
+@pytest.mark.parametrize("path", READ)
+def test_every_role_sees_every_page(dashboard, role, path):
+    with dashboard.client(role) as client:
+        assert client.get(address(path)).status_code in (200, 307)
+
+
+@pytest.mark.parametrize("role", ["viewer", "user", "op"])
+def test_only_who_may_acknowledge_an_alert_is_shown_the_button(dashboard, role):
+    with connected(dashboard.store_url) as connection:
+        number = record_alert(connection, reason="run_failed", message="for the button", run_id=RUN, edition=EDITION)
+    may = role != "viewer"
+    with dashboard.client(role) as client:
+        for path in ("/aerie/", f"/aerie/runs/{quote(RUN)}"):
+            assert (f"/alerts/{number}/acknowledge" in client.get(path).text) == may
+        answer = client.post(f"/aerie/alerts/{number}/acknowledge", headers={"Origin": dashboard.url})
+        assert answer.status_code == (303 if may else 403)
+        assert (f"seen by {role}" in client.get("/aerie/").text) == may
+    with connected(dashboard.store_url) as connection, transaction(connection) as cursor:
+        cursor.execute("DELETE FROM alerts WHERE id = %s", (number,))
+
+
+@pytest.mark.parametrize("role", ["viewer", "op"])
+def test_no_role_reads_an_alert_that_is_not_there_as_seen(dashboard, role):
+    with dashboard.client(role) as client:
+        answer = client.post("/aerie/alerts/999999/acknowledge", headers={"Origin": dashboard.url})
+    assert answer.status_code == (404 if role == "op" else 403)
+
+
 @pytest.mark.parametrize(
-    "path", ["/", f"/runs/{RUN}", "/servers", f"/servers/{LAUNCH}/log", "/card", "/static/card.js"]
+    "headers",
+    [
+        {},
+        {"Origin": "http://elsewhere.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1.elsewhere.example"},
+        {"Referer": "http://elsewhere.example/"},
+        {"Sec-Fetch-Site": "same-origin"},
+    ],
 )
-def test_every_role_sees(dashboard, role, path):
-    with dashboard.client(role) as client:
-        assert client.get(f"/aerie{path}").status_code == 200
-
-
-@pytest.mark.parametrize(("role", "status"), [("viewer", 403), ("user", 303), ("op", 303)])
-def test_viewers_change_nothing_and_others_may(dashboard, role, status):
-    with dashboard.client(role) as client:
-        answer = client.post("/aerie/alerts/1/acknowledge", headers={"Origin": dashboard.url})
-    assert answer.status_code == status
-
-
-@pytest.mark.parametrize("headers", [{}, {"Origin": "http://elsewhere.example"}, {"Origin": "null"}])
-def test_a_change_that_another_page_sends_is_refused(dashboard, headers):
+@pytest.mark.parametrize(("method", "path"), CHANGED)
+def test_a_change_that_another_page_sends_is_refused(dashboard, method, path, headers):
     with dashboard.client("op") as client:
-        assert client.post("/aerie/alerts/1/acknowledge", headers=headers).status_code == 403
+        assert client.request(method, address(path), headers=headers).status_code == 403
+
+
+def test_a_link_cannot_change_anything(dashboard):
+    with dashboard.client("op") as client:
+        assert client.get("/aerie/alerts/1/acknowledge").status_code == 405
 
 
 def test_pages_run_no_script_but_their_own(dashboard):

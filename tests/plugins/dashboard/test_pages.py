@@ -59,6 +59,11 @@ def test_a_servers_log_is_shown_as_text(dashboard):
     assert "&lt;script&gt;" in text_of(dashboard, f"/servers/{LAUNCH}/log")
 
 
+def test_a_servers_log_is_shown_without_its_secrets(dashboard):
+    page = text_of(dashboard, f"/servers/{LAUNCH}/log")
+    assert "hush-hush" not in page and "http://***@hub/?token=***" in page
+
+
 def test_a_file_outside_the_servers_folder_is_never_shown(dashboard):
     assert "not on this host" in text_of(dashboard, "/servers/launch-elsewhere/log")
 

@@ -18,7 +18,8 @@ def task(task_id, state, began=0, ended=10):
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (number(1234567), "1,234,567"), (number(2.6876), "2.69"), (compact(9_999), "9,999"),
+        (number(1234567), "1,234,567"), (number(2.6876), "2.69"), (number(3e-5, 3), "3e-05"), (number(0.0), "0.00"),
+        (compact(9_999), "9,999"),
         (compact(81_600), "81.6 k"),
         (compact(999_999), "1.00 M"), (size(64_897_904), "64.9 MB"), (size(512), "512 B"),
         (duration(3725), "1 h 02 min"),

@@ -1,0 +1,154 @@
+"""What the pages of data sets, samples and drafters show: an edition whose samples were judged and trained on."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+SCRIPT = "<script>document.title = 'taken over'</script>"
+JUDGED = "second"
+DATASET = "B1_glaive"
+ODD_ID = 'shard 1/100% of "it" & more.<b>über</b>'
+ODD_EDITION, ODD_DATASET = "of before. 100%", "B9.über & co"
+DRAFTER = f"{JUDGED}-f0f0f0f0f0f0"
+UNMEASURED = f"{JUDGED}-{'long-' * 9}0123456789ab"
+LOOPING, KEPT, UNDECODED, FAILED = "glaive-013", "glaive-000", "glaive-001", "glaive-117"
+NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
+
+
+def fill_samples(connection: Any, home: Path) -> None:
+    """Samples with previews, odd names, the response log, two drafters and where one of them comes from."""
+    from aerie.artefacts.layout import EditionFiles
+    from aerie.artefacts.response_log import Response, encode
+    from aerie.store.queries import ledger, previews, runs
+
+    ledger.write_rows(connection, edition=JUDGED, dataset=DATASET, rows=map(_row, range(120)))
+    odd = ledger.LedgerRow(ODD_ID, "kept", 1, flags=(SCRIPT,), prompt_tokens=5, completion_tokens=9, reasoning_tokens=4)
+    for edition, dataset in ((JUDGED, DATASET), (ODD_EDITION, ODD_DATASET)):
+        ledger.write_rows(connection, edition=edition, dataset=dataset, rows=[odd])
+        texts = [_preview(ODD_ID, "kept", flags=(SCRIPT,))]
+        if dataset == DATASET:
+            texts += [_preview(KEPT, "kept"), _preview(LOOPING, "quarantined", reasons=("loop",))]
+        previews.load_previews(connection, edition=edition, dataset=dataset, source="validate", previews=texts)
+        runs.record_edition(
+            connection, edition=edition, dataset=dataset, generation_fingerprint="0a1b2c3d4e5f", rules_fingerprint="r1",
+            generation_settings={"model": "kimi", "note": SCRIPT, "context_length": 32768, "sampling": {"top_p": 0.95}},
+            rules_settings={"drop_flags": ["repeated"], "strict": True},
+        )  # fmt: skip
+    log = EditionFiles(home / "data", JUDGED).dataset(DATASET).responses
+    log.parent.mkdir(parents=True)
+    response = Response(
+        sample_id=KEPT, attempt=1, prompt_sha256="a" * 64, prompt_tokens=90, completion_tokens=3,
+        max_new_tokens=100, finish_reason={"type": "stop"}, launch_token="launch-0", meta_info={},
+        output_ids=(11, 12, 13),
+    )  # fmt: skip
+    log.write_bytes(encode(response))
+    _fill_history(connection)
+
+
+def _row(number: int) -> Any:
+    from aerie.store.queries.ledger import LedgerRow
+
+    name = f"glaive-{number:03}"
+    if number >= 117:
+        return LedgerRow(name, "failed", 4, ("http_500",), detail=f"the server said {SCRIPT}", prompt_tokens=90)
+    if number >= 110:
+        return LedgerRow(name, "skipped", reasons=("held_out",), prompt_tokens=90, split="heldout")
+    if number >= 105:
+        return LedgerRow(name, "pending", prompt_tokens=90)
+    quarantined = number % 10 == 3
+    tokens = 120 + number * 7919 % 9000
+    return LedgerRow(
+        name, "quarantined" if quarantined else "kept", 1 + number % 2,
+        reasons=(("loop",) if number % 20 == 13 else ("no_close", "empty_answer")) if quarantined else (),
+        flags=("truncated_in_answer",) if number % 10 == 5 else (), prompt_tokens=90 + number,
+        completion_tokens=tokens, reasoning_tokens=tokens * 2 // 3, tool_calls=number % 3, generated_tokens=tokens + 30,
+        finish_reason="stop", judged_by="validate", admission_rank=number, split="train",
+    )  # fmt: skip
+
+
+def _preview(sample_id: str, verdict: str, **found: tuple[str, ...]) -> dict[str, Any]:
+    spans = [
+        ("prompt", "<|im_start|>user\nHow far is the Moon?<|im_end|>\n<|im_start|>assistant\n"),
+        ("boundary", "<think>"), ("reasoning", f"The user asks for a distance. {SCRIPT}\nIt varies. \u202e\u200b"),
+        ("reasoning", "So I say the mean. " * (400 if verdict == "quarantined" else 3)), ("boundary", "</think>"),
+        ("answer", "About 384,400 km.\n\n"), ("tool_section", "<|tool_calls_section_begin|>"),
+        ("tool_id", "convert:0"), ("tool_arguments", '{"value": 384400}'),
+        ("tool_section", "<|tool_calls_section_end|>"), ("end", "<|im_end|>"),
+    ]  # fmt: skip
+    reasons, flags = found.get("reasons", ()), found.get("flags", ())
+    return {
+        "sample_id": sample_id, "conversation_id": "c-1", "split": "train", "verdict": verdict, "reasons": reasons,
+        "flags": flags, "positions": dict.fromkeys(reasons, (1_234, 5_678)), "prompt_tokens": 90,
+        "response_tokens": 120, "reasoning_tokens": 4 if sample_id == ODD_ID else 80, "spans": spans,
+    }  # fmt: skip
+
+
+def _fill_history(connection: Any) -> None:
+    from aerie.artefacts.manifest import Manifest
+    from aerie.store.queries.benchmarks import record_benchmark
+    from aerie.store.queries.drafters import record_drafter
+    from aerie.store.queries.manifests import record_manifest
+    from aerie.store.queries.metrics import MetricRow, record_metrics
+
+    def uri(name: str) -> str:
+        return f"file:///data/editions/{JUDGED}/{name}"
+
+    def manifest(minute: int, stage: str, reads: str, writes: str, dataset: str | None = None, **counts: Any) -> None:
+        document = Manifest(
+            stage=stage, edition=JUDGED, dataset=dataset, fingerprint=("f0" if stage == "export" else "a1") * 32,
+            inputs=[{"uri": uri(name), "sha256": name[0] * 64} for name in reads.split()],
+            outputs=[{"uri": uri(name), "sha256": name[0] * 64, "bytes": 4_096} for name in writes.split()],
+            counts=counts, finished_at=NOW + timedelta(minutes=minute),
+        )  # fmt: skip
+        record_manifest(connection, document, "manual__second")
+
+    source = {
+        "rows": 1_500, "prompts": 1_380, "skipped": {"no_user_turn": 117, "too_long": 3}, "set_aside": {"duplicate": 0},
+        "skipped_examples": {"no_user_turn": [f"row 7: {SCRIPT}"], "too_long": []},
+    }  # fmt: skip
+    validated = {"reasoning_share": 0.985, "reasoning_rows": 93, "tool_call_rows": 62, "kept": 94, "quarantined": 11}
+    manifest(0, "prepare", "source.jsonl", "prompts.parquet", DATASET, **source)
+    manifest(1, "generate", "prompts.parquet", "responses.jsonl", DATASET, budget=1_000_000, seconds=5_400.0)
+    manifest(2, "validate", "responses.jsonl", "validated.parquet", DATASET, response_tokens=438_211, **validated)
+    manifest(3, "merge", "validated.parquet", "merged.parquet", rows=94, tokens=512_000, response_tokens=438_211)
+    manifest(4, "vocabulary", "merged.parquet", "vocabulary.json", size=32_000, coverage=0.9934)
+    manifest(5, "capture", "merged.parquet", "hidden.safetensors", files=12, tokens=512_000, bytes=64_897_904_123)
+    manifest(6, "train", "hidden.safetensors vocabulary.json", "checkpoint", steps=80, epochs=2)
+    manifest(7, "export", "checkpoint", "drafter.safetensors", dtype="bfloat16", drafter_parameters=1_250_000_000)
+    of_dataset = {
+        "prompts": 48, "lossless": True, "acceptance_length": 2.687, "acceptance_length_untrained": 1.02,
+        "acceptance_rate": 0.562, "acceptance_by_position": [0.81, 0.52, 0.31], "tokens_per_second": 1_842.4,
+        "tokens_per_second_without": 921.2, "speed_up": 2.0,
+    }  # fmt: skip
+    training = {
+        "steps": 80, "epochs": 2, "seconds": 3_725.0, "first_loss": 9.81, "last_loss": 2.113, "layers": [1, 30, 58],
+        "drafter_parameters": 1_250_000_000, "draft_vocabulary_size": 32_000, "dtype": "bfloat16",
+        "resumed_from_step": 0,
+    }  # fmt: skip
+    slower = {**of_dataset, "acceptance_length": 1.934, "lossless": False}
+    benchmark = {
+        **of_dataset, "definition": "tokens a verify step, the verifier's own included",
+        "per_dataset": {DATASET: of_dataset, "B3_magicoder": slower},
+    }  # fmt: skip
+    place = "file:///published/" + "drafters/" * 6
+    common = {"edition": JUDGED, "uri": place}
+    record_drafter(connection, drafter_id=DRAFTER, state="published", training=training, benchmark=benchmark, **common)
+    record_drafter(connection, drafter_id=UNMEASURED, state="exported", **common)
+    for concurrency in (1, 8, 32):
+        measured = {
+            **benchmark,
+            "tokens_per_second": 600.0 * concurrency**0.5,
+            "settings": {"concurrency": concurrency},
+        }
+        record_benchmark(
+            connection, measured_at=NOW + timedelta(hours=concurrency), run_id="manual__second", edition=JUDGED,
+            drafter_id=DRAFTER, fingerprint=f"b{concurrency}", concurrency=concurrency, document=measured,
+        )  # fmt: skip
+    steps = [
+        MetricRow(
+            NOW + timedelta(seconds=30 * step - 2_000), "manual__second", JUDGED, None, "train",
+            {"step": step, "loss": 9.8 / (1 + step / 12), "accuracy_0": step / 100, "learning_rate": 3e-5},
+        )
+        for step in range(80)
+    ]  # fmt: skip
+    record_metrics(connection, steps)
