@@ -2,6 +2,8 @@
 
 import secrets
 import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from aerie.errors import Failed
@@ -40,3 +42,34 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
         except OSError:
             return False
     return True
+
+
+@dataclass(frozen=True)
+class PortClaim:
+    """A port that a server of ours will listen on. Close the claim once it does; it ends with its process."""
+
+    port: int
+    _claimed: socket.socket
+
+    def close(self) -> None:
+        """Give the claim up."""
+        self._claimed.close()
+
+
+def claim_port(candidates: Iterable[int]) -> PortClaim | None:
+    """Claim the first port of this machine on which nothing listens and that nobody else has claimed; None without one.
+
+    Between its choice and the moment at which a server listens on it, a port looks free to everybody. A claim is seen
+    by whoever claims, as another user too: the kernel keeps a name without a file, and frees it with the process.
+    """
+    for port in candidates:
+        claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claimed.bind(f"\0aerie port {port}")
+        except OSError:
+            claimed.close()
+            continue
+        if port_is_free(port):
+            return PortClaim(port, claimed)
+        claimed.close()
+    return None

@@ -47,6 +47,24 @@ def test_a_configuration_of_ones_own_is_remembered_as_where_it_was_named(tmp_pat
     assert settings_path() == tmp_path / "mine.yaml"
 
 
+def test_the_remembered_configuration_may_be_named_by_the_link_that_remembers_it(home: Path, monkeypatch) -> None:
+    remember_settings(preset_path(KIMI))
+    monkeypatch.setenv("AERIE_CONFIG", str(home / "config.yaml"))
+    remember_settings(choose_settings(None))
+    assert settings_path() == preset_path(KIMI)
+    assert load_settings(home / "config.yaml").name == load_settings(preset_path(KIMI)).name
+
+
+@pytest.mark.parametrize("preset", [None, "demo"])
+def test_a_file_of_ones_own_in_the_place_of_the_link_is_never_replaced(home: Path, monkeypatch, preset) -> None:
+    (home / "config.yaml").write_text(DEMO.read_text())
+    if preset is None:
+        monkeypatch.setenv("AERIE_CONFIG", str(home / "config.yaml"))
+    with pytest.raises(BadInput, match=r"config\.yaml: is a file, .* move it to another folder, and set AERIE_CONFIG"):
+        up(lambda _: None, preset=preset)
+    assert (home / "config.yaml").read_text() == DEMO.read_text()
+
+
 def test_a_preset_beside_a_configuration_in_the_environment_is_refused(monkeypatch) -> None:
     monkeypatch.setenv("AERIE_CONFIG", "/srv/config.yaml")
     with pytest.raises(BadInput, match=f"--preset {KIMI} and AERIE_CONFIG=/srv/config.yaml: expected one of them"):

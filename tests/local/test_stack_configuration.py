@@ -1,8 +1,10 @@
 import json
+from contextlib import closing
 
 import pytest
 
-from aerie.local.configuration import StackConfiguration
+from aerie.errors import BadInput
+from aerie.local.configuration import StackConfiguration, claim_airflow_port
 
 
 @pytest.fixture
@@ -37,3 +39,19 @@ def test_who_owns_the_tables_is_told_to_no_process_of_the_stack(configuration, m
     assert variables["AERIE_DATABASE_URL"] == "postgresql://pipeline:p@host/store"
     assert not any(name.startswith("AERIE_") and "secret" in value for name, value in variables.items())
     assert configuration.airflow_database_url == "postgresql://owner:secret@host/store_airflow"
+
+
+def test_a_stack_that_starts_beside_another_that_starts_gets_another_port(monkeypatch):
+    monkeypatch.delenv("AERIE_PORT", raising=False)
+    with closing(claim_airflow_port(8080)) as one, closing(claim_airflow_port(one.port)) as other:
+        assert one.port != other.port
+        monkeypatch.setenv("AERIE_PORT", str(other.port))
+        with pytest.raises(BadInput, match=f"port {other.port} .* is in use"):
+            claim_airflow_port(8080)
+
+
+@pytest.mark.parametrize("asked", ["0", "65536", "http", ""])
+def test_what_is_no_port_is_refused(monkeypatch, asked):
+    monkeypatch.setenv("AERIE_PORT", asked)
+    with pytest.raises(BadInput, match="is not a port"):
+        claim_airflow_port(8080)

@@ -18,7 +18,7 @@ from aerie.artefacts.files import write_text
 from aerie.errors import BadInput
 from aerie.local.postgres import Cluster
 from aerie.placement import DEFAULT_EXECUTOR, EDGE_EXECUTOR, executors
-from aerie.ports import free_port, port_is_free
+from aerie.ports import PortClaim, claim_port, free_port, port_is_free
 from aerie.settings.machine import (
     PROJECT_ROOT,
     aerie_home,
@@ -62,10 +62,10 @@ class StackConfiguration(BaseModel):
 
     @classmethod
     def make(cls) -> Self:
-        """Choose free ports and fresh secrets."""
+        """Choose ports and fresh secrets; a start takes other ports for those that are not free then."""
         return cls(
             stack_id=secrets.token_hex(8),
-            airflow_port=choose_airflow_port(),
+            airflow_port=DEFAULT_AIRFLOW_PORT,
             postgres_port=free_port(),
             scheduler_log_port=free_port(),
             triggerer_log_port=free_port(),
@@ -94,16 +94,14 @@ class StackConfiguration(BaseModel):
         write_text(path, self.model_dump_json(indent=2) + "\n")
         path.chmod(0o600)
 
-    def with_free_ports(self) -> Self:
-        """The same configuration with a new port for each that something else took in the meantime."""
+    def with_free_ports(self, *, airflow_port: int) -> Self:
+        """The same configuration with this port of Airflow's, and a new one for each that something else took."""
         taken = {
             name: free_port()
             for name in ("postgres_port", "scheduler_log_port", "triggerer_log_port")
             if not port_is_free(getattr(self, name))
         }
-        if not port_is_free(self.airflow_port) or os.environ.get("AERIE_PORT"):
-            taken["airflow_port"] = choose_airflow_port()
-        return self.model_copy(update=taken)
+        return self.model_copy(update={**taken, "airflow_port": airflow_port})
 
     @property
     def airflow_url(self) -> str:
@@ -236,20 +234,19 @@ def configuration_path() -> Path:
     return aerie_home() / "stack.json"
 
 
-def choose_airflow_port() -> int:
-    """``AERIE_PORT``, else 8080, else the next free one after it.
+def claim_airflow_port(last: int) -> PortClaim:
+    """Claim ``AERIE_PORT``, else the port of the last time, else the first free one from 8080 on.
 
     Raises:
         BadInput: ``AERIE_PORT`` is not a port, or is taken.
     """
     asked = os.environ.get("AERIE_PORT")
-    if asked is None:
-        return next(port for port in range(DEFAULT_AIRFLOW_PORT, 65536) if port_is_free(port))
-    if not asked.isdigit() or not 0 < int(asked) < 65536:
+    if asked is not None and (not asked.isdigit() or not 0 < int(asked) < 65536):
         raise BadInput(f"AERIE_PORT={asked} is not a port: expected a number from 1 to 65535")
-    if not port_is_free(int(asked)):
+    claim = claim_port((last, *range(DEFAULT_AIRFLOW_PORT, 65536)) if asked is None else (int(asked),))
+    if claim is None:
         raise BadInput(f"port {asked} (AERIE_PORT) is in use: stop what listens there, or choose another")
-    return int(asked)
+    return claim
 
 
 def _is_for_the_stack(variable: str) -> bool:

@@ -15,8 +15,14 @@ def choose_settings(preset: str | None) -> Path:
     """The configuration that is asked for: a preset, else ``AERIE_CONFIG``, else the one of the last time.
 
     Raises:
-        BadInput: there is no such preset, or both are given.
+        BadInput: there is no such preset, or both are given; or a file stands where the choice is remembered.
     """
+    link = chosen_settings()
+    if link.exists() and not link.is_symlink():
+        raise BadInput(
+            f"{link}: is a file, and the stack keeps a link of that name there: move it to another folder, and set "
+            "AERIE_CONFIG to where it is"
+        )
     if preset is None:
         return settings_path().absolute()
     if given := os.environ.get("AERIE_CONFIG"):

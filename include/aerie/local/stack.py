@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -19,6 +19,7 @@ from aerie.local.airflow_api import AirflowApi
 from aerie.local.configuration import (
     STACK_ID_VARIABLE,
     StackConfiguration,
+    claim_airflow_port,
     configuration_path,
     private_folder,
     temporary_folder,
@@ -66,14 +67,14 @@ def up(report: Report, *, preset: str | None = None) -> StackConfiguration:
         BadInput: the pipeline's configuration is wrong, or another than that of the stack that runs.
         AerieError: a part of it does not start; the message names its log.
     """
-    with exclusive():
+    with exclusive(), ExitStack() as until_healthy:
         chosen = agreed_settings(preset)
         configuration = StackConfiguration.load_or_make()
         state = read_state()
         if not _runs(state):
             _sweep(configuration, state)
             remember_settings(chosen)
-            configuration = _start(configuration, report)
+            configuration = _start(configuration, until_healthy, report)
         report(f"configuration {describe_settings(chosen)}")
         for line in missing_verifier(load_settings(chosen).verifier):
             report(line)
@@ -101,13 +102,15 @@ def _runs(state: SupervisorState | None) -> bool:
     return state is not None and state.supervisor.find() is not None
 
 
-def _start(configuration: StackConfiguration, report: Report) -> StackConfiguration:
+def _start(configuration: StackConfiguration, until_healthy: ExitStack, report: Report) -> StackConfiguration:
     (aerie_home() / "logs").mkdir(parents=True, exist_ok=True)
     temporary_folder().mkdir(parents=True, exist_ok=True)
     private_folder().chmod(0o711)  # PostgreSQL's own user passes through
     running_port = configuration.cluster.running_port()
     if running_port is None:
-        configuration = configuration.with_free_ports()
+        # Another stack that starts at the same time would find the port free until ours listens on it.
+        claim = until_healthy.enter_context(closing(claim_airflow_port(configuration.airflow_port)))
+        configuration = configuration.with_free_ports(airflow_port=claim.port)
         configuration.save()
     if not os.environ.get("AERIE_DATABASE_URL"):
         report("starting PostgreSQL")

@@ -63,7 +63,9 @@ def chosen_settings() -> Path:
 def settings_path() -> Path:
     """The pipeline's configuration: ``AERIE_CONFIG``, else the one that the local stack was last started with."""
     given = os.environ.get("AERIE_CONFIG")
-    return Path(given) if given else stack_settings_path()
+    if not given or (Path(given).absolute() == chosen_settings().absolute() and chosen_settings().is_symlink()):
+        return stack_settings_path()
+    return Path(given)
 
 
 def stack_settings_path() -> Path:
