@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from psycopg2 import sql
 
 from aerie.errors import Retryable
 from aerie.local.configuration import StackConfiguration
 from aerie.local.postgres import Cluster, ensure_database
+from aerie.placement import EDGE_EXECUTOR
 from aerie.ports import free_port
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.store.connection import connect, connected
@@ -41,9 +43,10 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "secrets"
 
 
-def test_the_file_has_the_schema_of_the_compose_specification() -> None:
+@pytest.mark.parametrize("name", ["docker-compose.yaml", "docker/remote-gpus.yaml"])
+def test_the_file_has_the_schema_of_the_compose_specification(name: str) -> None:
     tool = Path(sys.executable).parent / "check-jsonschema"
-    command = [tool, "--builtin-schema", "vendor.compose-spec", PROJECT_ROOT / "docker-compose.yaml"]
+    command = [tool, "--builtin-schema", "vendor.compose-spec", PROJECT_ROOT / name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -122,6 +125,21 @@ def test_airflow_is_set_as_it_is_by_the_local_stack(services: dict[str, Any]) ->
     )  # fmt: skip
     for name in (f"AIRFLOW__{option}" for option in same):
         assert services["scheduler"]["environment"][name] == here[name]
+
+
+def test_gpu_hosts_elsewhere_need_no_other_service_and_reach_no_secret_but_the_keepers(
+    services: dict[str, Any],
+) -> None:
+    remote = yaml.safe_load((PROJECT_ROOT / "docker" / "remote-gpus.yaml").read_text(encoding="utf-8"))
+    of_airflow = {name for name, service in services.items() if service["image"].startswith("aerie-airflow")}
+    assert set(remote["services"]) == of_airflow - {"scheduler-gpu"}
+    data_root = "/var/lib/aerie/data"  # of AERIE_HOME in the image
+    for service in remote["services"].values():
+        variables = service["environment"]
+        assert EDGE_EXECUTOR in variables["AIRFLOW__CORE__EXECUTOR"].split(",")
+        assert Path(variables["AERIE_SERVER_FOLDER"]).is_relative_to(data_root)
+        assert variables["AERIE_KEEPER_TOKEN_FILE"] == "/run/secrets/keeper_token"
+        assert service["secrets"] == list(remote["secrets"]) == ["keeper_token"]
 
 
 def test_the_pools_that_tasks_wait_for_are_made() -> None:
