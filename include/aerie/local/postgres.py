@@ -209,7 +209,7 @@ class Cluster:
 
 
 def ensure_database(url: str) -> None:
-    """Create the database that ``url`` names unless it is there; only its owner and whom that lets in may connect.
+    """Create the database that ``url`` names unless it is there. Its owner alone may connect to one that is created.
 
     Raises:
         Retryable: the server cannot be reached, or its user may not create databases.
@@ -221,4 +221,4 @@ def ensure_database(url: str) -> None:
             cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
             if cursor.fetchone() is None:
                 cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-            cursor.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(name)))
+                cursor.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(name)))
