@@ -9,7 +9,8 @@ from airflow.sdk import Param
 from aerie.artefacts.layout import EDITION_PATTERN
 from aerie.pipeline import BACKFILL_END, DEFAULT_EDITION, LAST_STEP, STEPS
 
-DATA, AMOUNT, EXTENT, PEOPLE = "What is made", "How much", "Which steps", "Who decides"
+# Airflow shows a section of our own folded: what every run is asked has none, and is seen at once.
+EXTENT, PEOPLE = "Which steps", "Who decides"
 STEP_NAMES = {step: f"{number}. {step}" for number, step in enumerate(STEPS, start=1)}
 
 
@@ -25,11 +26,10 @@ def form(datasets: Sequence[str]) -> dict[str, Param]:
             minItems=1,
             uniqueItems=True,
             title="Data sets",
-            section=DATA,
             description_md=(
                 "Data sets that this run works on. Those of the edition that were validated before stay in the corpus. "
-                'As JSON: `["B1_glaive", "B3_magicoder"]`. **In a backfill**, tick *Override parameters on existing '
-                "runs* above: without it Airflow sends nothing of this form, and the run takes all data sets."
+                "**In a backfill**, tick *Override parameters on existing runs* above: without it Airflow sends "
+                "nothing of this form, and the run takes all data sets."
             ),
         ),
         "edition": Param(
@@ -38,7 +38,6 @@ def form(datasets: Sequence[str]) -> dict[str, Param]:
             pattern=EDITION_PATTERN,
             examples=[DEFAULT_EDITION, "2026-01", "kimi-k25-pilot"],
             title="Edition",
-            section=DATA,
             description_md=(
                 "Label of one population of data: lower-case letters, digits, `_` and `-`. **The same edition goes "
                 "on** from what is there; a new one starts afresh. Another model or other sampling needs a new one."
@@ -49,7 +48,6 @@ def form(datasets: Sequence[str]) -> dict[str, Param]:
             type=["null", "integer"],
             minimum=0,
             title="Token budget",
-            section=AMOUNT,
             description_md=(
                 "Kept response tokens of each generated data set, such as `1000000`. Empty: as configured. "
                 "`0`: all prompts. A larger budget in the same edition generates only what is missing."
@@ -59,7 +57,6 @@ def form(datasets: Sequence[str]) -> dict[str, Param]:
             False,
             type="boolean",
             title="Pilot",
-            section=AMOUNT,
             description_md=(
                 "A small share of the budgets through every step up to the acceptance gate, never to publishing. "
                 "The same edition without it goes on from there."

@@ -94,7 +94,7 @@ def test_the_form_explains_each_field_and_offers_nothing_that_the_pipeline_does_
     fields = {name: dag.params.get_param(name) for name in dag.params}
     assert set(fields) == {field.alias or name for name, field in RunParameters.model_fields.items()}
     for field in fields.values():
-        assert field.schema["title"] and field.schema["section"] and field.schema["description_md"]
+        assert field.schema["title"] and field.schema["description_md"]
     assert run_parameters({name: field.value for name, field in fields.items()}, backfill=False).last_step == "publish"
 
 
