@@ -11,6 +11,7 @@ from aerie import __version__
 from aerie.alerts_commands import app as alerts
 from aerie.errors import AerieError
 from aerie.judging_commands import import_responses, show, validate
+from aerie.masking import masked
 from aerie.model_commands import fetch_model
 from aerie.plan_commands import plan
 from aerie.profile_commands import profiles
@@ -215,9 +216,9 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line and its exit code."""
+    """Run the command line; an error of ours is one line, for a stage's log too, and its exit code."""
     try:
         app()
     except AerieError as error:
-        say(str(error))
+        say(masked(str(error)))
         sys.exit(error.exit_code)

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from aerie.artefacts.layout import EditionName
 from aerie.errors import BadInput, one_line
+from aerie.masking import masked
 from aerie.placement import keeper_of
 from aerie.settings.machine import data_root, server_folder
 from aerie.settings.pipeline import DATASET_KEYS, PipelineSettings, is_tokenised
@@ -148,8 +149,8 @@ def stage_request(
 
 
 def setting_lines(request: StageRequest) -> list[str]:
-    """What a task was asked, for its log: its request, with the settings of its own data set alone."""
+    """What a task was asked, for its log: its request, with the settings of its own data set alone, secrets masked."""
     document = request.model_dump(mode="json", exclude_none=True)
     datasets = document["settings"]["datasets"]
     document["settings"]["datasets"] = {key: datasets[key] for key in datasets if key == request.dataset}
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).splitlines()
+    return [masked(line) for line in yaml.safe_dump(document, sort_keys=False, allow_unicode=True).splitlines()]
