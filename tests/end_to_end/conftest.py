@@ -18,6 +18,10 @@ from aerie.local.airflow_api import TERMINAL_RUN_STATES, AirflowApi
 from aerie.local.watched_run import DAG_ID, wait_for_dag, watch
 from aerie.settings.machine import PROJECT_ROOT, aerie_home
 
+from ..chromium import browser
+
+__all__ = ["browser"]
+
 HOME = aerie_home() / "test-stack"
 
 
@@ -33,7 +37,7 @@ def aerie(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def until(condition: Callable[[], Any]) -> None:
     while not condition():  # bounded by the test's own limit
-        time.sleep(0.2)
+        time.sleep(0.5)  # Airflow answers while the runs need the same two cores
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Stack:
 
     api: AirflowApi
     database_url: str
+    airflow_url: str
+    password: str
 
     @property
     def server_folder(self) -> Path:
@@ -120,6 +126,28 @@ class Run:
         path = f"/dags/{DAG_ID}/dagRuns/{self.run_id}/taskInstances/{task_id}"
         self.stack.api.call("PATCH", path, body={"new_state": "failed"})
 
+    def clear(self, *task_ids: str, downstream: bool = False) -> None:
+        """What a person's "clear" of some tasks does, with what is after them or without."""
+        body = {
+            "dag_run_id": self.run_id, "task_ids": task_ids, "include_downstream": downstream,
+            "only_failed": False, "dry_run": False,
+        }  # fmt: skip
+        self.stack.api.call("POST", f"/dags/{DAG_ID}/clearTaskInstances", body=body)
+
+    def clear_only_failed(self) -> None:
+        """What a person's "clear only failed tasks" of the whole run does."""
+        body = {"only_failed": True, "dry_run": False}
+        self.stack.api.call("POST", f"/dags/{DAG_ID}/dagRuns/{self.run_id}/clear", body=body)
+
+    def is_asked(self, gate: str) -> bool:
+        """Whether a person is asked, and has not answered."""
+        return self.task_state(gate) == "awaiting_input"
+
+    def answer(self, gate: str, option: str) -> None:
+        """What a person's answer to a required action does."""
+        path = f"/dags/{DAG_ID}/dagRuns/{self.run_id}/taskInstances/{gate}/-1/hitlDetails"
+        self.stack.api.call("PATCH", path, body={"chosen_options": [option], "params_input": {}})
+
     def fail(self) -> None:
         """What a person's "mark as failed" of the whole run does."""
         self.stack.api.call("PATCH", f"/dags/{DAG_ID}/dagRuns/{self.run_id}", body={"state": "failed"})
@@ -161,6 +189,16 @@ class Run:
         assert answered == {sample_id: tokens for sample_id, state, tokens in rows if state in ("kept", "quarantined")}
 
 
+def show_users_dags() -> None:
+    """Have Airflow read the DAGs of a user beside Aerie's, in Airflow's own words."""
+    of_ours = {"name": "dags-folder", "kwargs": {}}
+    of_users = {"name": "users", "kwargs": {"path": str(Path(__file__).parent / "dags")}}
+    classpath = "airflow.dag_processing.bundles.local.LocalDagBundle"
+    bundles = json.dumps([{**bundle, "classpath": classpath} for bundle in (of_ours, of_users)])
+    (HOME / "airflow").mkdir(exist_ok=True)
+    (HOME / "airflow" / "airflow.cfg").write_text(f"[dag_processor]\ndag_bundle_config_list = {bundles}\n")
+
+
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
     if HOME.exists():
@@ -168,14 +206,14 @@ def stack() -> Iterator[Stack]:
     HOME.mkdir(parents=True, exist_ok=True)
     if not (HOME / "envs").exists():
         (HOME / "envs").symlink_to(aerie_home() / "envs")
+    show_users_dags()
     try:
         started = aerie("up")
         assert started.returncode == 0, started.stderr
         made = json.loads((HOME / "stack.json").read_text())
-        yield Stack(
-            AirflowApi(f"http://127.0.0.1:{made['airflow_port']}", made["airflow_password"]),
-            f"postgresql://aerie:{made['postgres_password']}@127.0.0.1:{made['postgres_port']}/aerie",
-        )
+        url, password = f"http://127.0.0.1:{made['airflow_port']}", made["airflow_password"]
+        database_url = f"postgresql://aerie:{made['postgres_password']}@127.0.0.1:{made['postgres_port']}/aerie"
+        yield Stack(AirflowApi(url, password), database_url, url, password)
     finally:
         stopped = aerie("down", "--purge")
     assert stopped.returncode == 0, stopped.stderr

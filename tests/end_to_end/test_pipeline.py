@@ -22,7 +22,7 @@ def first_run(stack: Stack) -> Run:
 @pytest.mark.timeout(1200)
 def test_prompts_become_a_measured_drafter(stack, first_run):
     states = first_run.states()
-    assert states["B2_opencodeinstruct.generate"] == "skipped"
+    assert states["B3_magicoder.generate"] == "skipped"
     assert states["benchmark"] == states["publish"] == "success"
     ((summary,),) = stack.query("SELECT summary FROM runs WHERE run_id = %s", first_run.run_id)
     generated = summary["datasets"]["B1_glaive"]
