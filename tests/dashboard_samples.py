@@ -12,6 +12,7 @@ ODD_EDITION, ODD_DATASET = "of before. 100%", "B9.über & co"
 DRAFTER = f"{JUDGED}-f0f0f0f0f0f0"
 UNMEASURED = f"{JUDGED}-{'long-' * 9}0123456789ab"
 LOOPING, KEPT, UNDECODED, FAILED = "glaive-013", "glaive-000", "glaive-001", "glaive-117"
+REASONING = {ODD_ID: 4, KEPT: 80, LOOPING: 2_711}
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
 
@@ -79,7 +80,7 @@ def _preview(sample_id: str, verdict: str, **found: tuple[str, ...]) -> dict[str
     return {
         "sample_id": sample_id, "conversation_id": "c-1", "split": "train", "verdict": verdict, "reasons": reasons,
         "flags": flags, "positions": dict.fromkeys(reasons, (1_234, 5_678)), "prompt_tokens": 90,
-        "response_tokens": 120, "reasoning_tokens": 4 if sample_id == ODD_ID else 80, "spans": spans,
+        "response_tokens": 120, "reasoning_tokens": REASONING[sample_id], "spans": spans,
     }  # fmt: skip
 
 

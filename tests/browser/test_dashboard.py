@@ -19,12 +19,6 @@ PAGES = {
 }
 
 
-@pytest.fixture
-def signed_in(page, dashboard):
-    page.context.add_cookies([{"name": "_token", "value": dashboard.token("viewer"), "url": dashboard.url}])
-    return page
-
-
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("width", [768, 1280])
 def test_a_page_loads_without_complaints_and_fits_its_window(signed_in, dashboard, name, width):

@@ -25,7 +25,7 @@ def connection(database_url):
     with connected(database_url) as opened:
         ledger.write_rows(opened, **KEY, rows=[*ROWS, ledger.LedgerRow("s-99", "pending")])
         ledger.write_rows(opened, edition="main", dataset="B2", rows=[ledger.LedgerRow("s-01", "kept")])
-        document = {"spans": [["prompt", "hello"], ["reasoning", "I think"]]}
+        document = {"spans": [["prompt", "hello"], ["boundary", "<think>"], ["reasoning", "I think"]]}
         loaded = [{"sample_id": name, **document} for name in ("s-03", "s-10")]
         previews.load_previews(opened, **KEY, source="validate", previews=loaded)
         yield opened
@@ -73,7 +73,7 @@ def test_a_row_says_whether_it_is_decoded_and_how_its_response_begins(connection
 
 def test_a_sample_comes_with_its_preview_and_an_unknown_one_is_none(connection):
     found = samples.read_sample(connection, **KEY, sample_id="s-03")
-    assert found["preview"]["spans"][1] == ["reasoning", "I think"] and found["source"] == "validate"
+    assert found["preview"]["spans"][2] == ["reasoning", "I think"] and found["source"] == "validate"
     assert samples.read_sample(connection, **KEY, sample_id="s-04")["preview"] is None
     assert samples.read_sample(connection, **KEY, sample_id="s-98") is None
 

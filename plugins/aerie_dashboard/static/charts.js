@@ -30,6 +30,9 @@
     };
   };
 
+  // Counts have no tick at a half.
+  const whole = (chart) => chart.kind === "stacked" && chart.series.every((one) => one.values.every(Number.isInteger));
+
   const axis = (title, extra) => ({
     grid: { color: colour("line") },
     border: { color: colour("line") },
@@ -51,7 +54,7 @@
       };
     }
     const values = axis(chart.y_title, {
-      ticks: { callback: tick },
+      ticks: { callback: tick, ...(whole(chart) ? { precision: 0 } : {}) },
       beginAtZero: !chart.logarithmic,
       stacked: chart.kind === "stacked",
       ...(chart.logarithmic ? { type: "logarithmic" } : {}),

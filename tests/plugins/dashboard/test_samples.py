@@ -221,6 +221,7 @@ def test_a_text_of_an_earlier_verdict_says_so(dashboard):
         "UPDATE samples SET state = 'quarantined' WHERE sample_id = %(id)s",
     ):
         assert "Of an earlier verdict" in text_of(dashboard, sample_path(LOOPING))
+    assert "Of an earlier verdict" not in text_of(dashboard, sample_path(LOOPING))
 
 
 def test_a_preview_that_cannot_be_read_is_an_error_on_the_page(dashboard):

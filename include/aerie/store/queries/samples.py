@@ -82,7 +82,7 @@ def page_of_samples(
             SELECT samples.*, previews.sample_id IS NOT NULL AS decoded, (
                 SELECT left(span ->> 1, {EXCERPT_CHARACTERS})
                 FROM jsonb_array_elements(previews.document -> 'spans') WITH ORDINALITY AS spans (span, place)
-                WHERE span ->> 0 <> 'prompt' ORDER BY place LIMIT 1
+                WHERE span ->> 0 NOT IN ('prompt', 'boundary') ORDER BY place LIMIT 1
             ) AS excerpt
             FROM page JOIN samples USING (edition, dataset, sample_id)
                 LEFT JOIN previews USING (edition, dataset, sample_id) ORDER BY sample_id
