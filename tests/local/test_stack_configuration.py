@@ -5,6 +5,8 @@ import pytest
 
 from aerie.errors import BadInput
 from aerie.local.configuration import StackConfiguration, claim_airflow_port
+from aerie.placement import EDGE_EXECUTOR
+from aerie.settings.machine import PROJECT_ROOT
 
 
 @pytest.fixture
@@ -22,6 +24,20 @@ def test_users_are_the_administrator_unless_others_are_named(configuration, monk
     assert users(configuration) == "admin:admin"
     monkeypatch.setenv("AERIE_USERS", "admin:admin,ada:viewer")
     assert users(configuration) == "admin:admin,ada:viewer"
+
+
+def test_workers_of_other_hosts_are_let_in_only_where_the_configuration_places_stages_on_them(
+    configuration, monkeypatch, tmp_path
+):
+    assert not [name for name in configuration.environment() if name.startswith("AIRFLOW__EDGE__")]
+    placed = tmp_path / "config.yaml"
+    demo = (PROJECT_ROOT / "demo" / "config.yaml").read_text()
+    placed.write_text(f"{demo}\nplacement: {{train: {{executor: EdgeExecutor, queue: gpu-7}}}}\n")
+    monkeypatch.setenv("AERIE_CONFIG", str(placed))
+    variables = configuration.environment()
+    assert variables["AIRFLOW__CORE__EXECUTOR"].split(",") == ["LocalExecutor", EDGE_EXECUTOR]
+    assert variables["AIRFLOW__EDGE__API_ENABLED"] == "True"
+    assert variables["AIRFLOW__EDGE__API_URL"].startswith(configuration.airflow_url)
 
 
 def test_a_start_keeps_the_passwords_of_other_users(configuration, tmp_path):

@@ -31,6 +31,8 @@ from aerie.settings.pipeline import load_settings
 
 DEFAULT_AIRFLOW_PORT = 8080
 DEFAULT_USERS = "admin:admin"
+EDGE_LEEWAY_SECONDS = 60
+"""How old a request of a worker may be, and how far its clock off: a worker that is refused ends."""
 OWNER_VARIABLE = "AERIE_DATABASE_OWNER_URL"
 STACK_ID_VARIABLE = "AERIE_STACK_ID"
 """Every process of a stack carries its id, so that ``down`` finds what outlived its parent."""
@@ -156,6 +158,10 @@ class StackConfiguration(BaseModel):
         airflow_home = home / "airflow"
         sqlalchemy_url = self.airflow_database_url.replace("postgresql://", "postgresql+psycopg2://", 1)
         others = executors(load_settings(settings_path()))
+        with_edge: Mapping[str, Mapping[str, object]] = {
+            "api_auth": {"jwt_secret": self.jwt_secret, "jwt_leeway": EDGE_LEEWAY_SECONDS},
+            "edge": {"api_enabled": True, "api_url": self.edge_url},
+        }
         settings: Mapping[str, Mapping[str, object]] = {
             "core": {
                 "executor": ",".join((DEFAULT_EXECUTOR, *others)),
@@ -188,7 +194,7 @@ class StackConfiguration(BaseModel):
             "scheduler": {"scheduler_heartbeat_sec": 2, "task_instance_heartbeat_timeout": 60},
             "dag_processor": {"refresh_interval": 30, "min_file_process_interval": 30},
             "usage_data_collection": {"enabled": False},
-            **({"edge": {"api_enabled": True, "api_url": self.edge_url}} if EDGE_EXECUTOR in others else {}),
+            **(with_edge if EDGE_EXECUTOR in others else {}),
         }
         variables = {
             f"AIRFLOW__{section.upper()}__{name.upper()}": str(value)
