@@ -1,4 +1,4 @@
-"""What people do with the pipeline in Airflow: ask for it wrongly, be told of a failure, and repair the run."""
+"""What people do with the pipeline in Airflow: ask for it wrongly, be told of a failure, repair a run, backfill."""
 
 import json
 import re
@@ -11,6 +11,7 @@ import pytest
 
 from aerie.errors import BadInput
 from aerie.local.watched_run import DAG_ID, wait_for_dag
+from aerie.serving.lease import read_lease
 from aerie.settings.machine import PROJECT_ROOT
 
 from ..chromium import WIDTH, open_page, take_screenshots
@@ -20,18 +21,26 @@ from .conftest import HOME, Run, Stack, aerie, until
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 DATASET = "B3_magicoder"
 ONE_DATASET = {"datasets": [DATASET]}
+EDITION = "operated"
 TOKEN = "for-nobody-to-see"
 SOURCE = HOME / f"source?token={TOKEN}" / "rows.jsonl"
-PREPARE = f"{DATASET}.prepare"
+STOP = "stop_server_generate"
+PREPARE, GENERATE, VALIDATE = f"{DATASET}.prepare", f"{DATASET}.generate", f"{DATASET}.validate"
+USERS_DAG = "after_validation"
 
 
 def put_source() -> None:
     """What a person does where the file of a data set is missing."""
     SOURCE.parent.mkdir(exist_ok=True)
     shutil.copy(PROJECT_ROOT / "demo" / "sources" / "b3_magicoder.jsonl", SOURCE)
+
+
+@pytest.fixture
+def source() -> None:
+    put_source()
 
 
 @contextmanager
@@ -66,9 +75,21 @@ def open_form(page: "Page") -> "Locator":
     return form
 
 
-def runs(stack: Stack) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = stack.api.call("GET", f"/dags/{DAG_ID}/dagRuns", query={"limit": 100})["dag_runs"]
+def runs(stack: Stack, dag_id: str = DAG_ID) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = stack.api.call("GET", f"/dags/{dag_id}/dagRuns", query={"limit": 100})["dag_runs"]
     return found
+
+
+def backfilled(stack: Stack, day: str, edition: str) -> Run:
+    """The run of a backfill of one day."""
+
+    def found() -> list[str]:
+        return [run["dag_run_id"] for run in runs(stack) if str(run["logical_date"]).startswith(day)]
+
+    until(found)
+    (run_id,) = found()
+    assert stack.api.run(DAG_ID, run_id)["run_type"] == "backfill"
+    return Run(stack, run_id, edition)
 
 
 def request_of_backfill(day: str, **conf: object) -> dict[str, object]:
@@ -181,7 +202,69 @@ def test_a_test_alert_says_who_took_it(stack, receiver):
     assert SECRET not in done.stdout + done.stderr
 
 
+def test_a_backfill_from_the_form_outwaits_a_run_of_its_data_set_which_is_marked_failed(
+    stack, source, receiver, browser
+):
+    running = stack.trigger(**ONE_DATASET, edition=EDITION, budget_tokens=0, to="validate")
+    with open_dag(stack, browser) as page:
+        form = fill_in_backfill(page, "2026/02/01")
+        page.context.set_offline(True)  # or it asks Airflow for news all the while, and the server starts the later
+        running.until(running.kept)
+        page.context.set_offline(False)
+        form.get_by_role("button", name="Run Backfill").click()
+        waiting = backfilled(stack, "2026-02-01", EDITION)
+    running.until(lambda: waiting.task_state(PREPARE) == "up_for_reschedule")
+    running.fail()
+    assert running.wait() == "failed"
+    assert (running.task_state(GENERATE), running.task_state(STOP)) == ("failed", "success")
+    (row,) = alerts_of(running, "run_failed")
+    assert GENERATE in row["message"]
+    message = told(receiver, "Aerie: run failed")
+    assert GENERATE in message and running.run_id in message
+    lease = read_lease(stack.server_folder)
+    assert lease is None or running.run_id not in lease.held_by, "a failed run holds the server"
+
+    assert waiting.wait() == "success"
+    assert stack.api.run(DAG_ID, waiting.run_id)["conf"]["datasets"] == [DATASET]
+    states = waiting.states()
+    assert {states[task] for task in (PREPARE, GENERATE, VALIDATE, STOP)} == {"success"}
+    assert states["merge"] == states["publish"] == states["B1_glaive.generate"] == "skipped", "it did not end there"
+    assert waiting.task(PREPARE)["try_number"] == 1, "waiting used up a try"
+    assert f"being worked on by run {running.run_id}" in waiting.log(PREPARE, 1)
+    waiting.check_log_equals_ledger(DATASET)
+    assert stack.served() == []
+    expected = {"run_id": waiting.run_id, "edition": EDITION, "dataset": DATASET}
+    until(lambda: any(expected.items() <= facts.items() for facts in users_dag_saw(stack)))
+
+
+def fill_in_backfill(page: "Page", day: str) -> "Locator":
+    """Fill in Airflow's form for one day of one data set, up to the button that runs it."""
+    form = open_form(page)
+    form.get_by_text("Backfill", exact=True).click()
+    for position in (0, 1):
+        form.get_by_test_id("datetime-input").nth(position).click()
+        date = page.get_by_placeholder("YYYY/MM/DD")
+        date.fill(day)
+        date.press("Enter")
+        page.keyboard.press("Escape")
+    # Airflow sends the form's parameters only then, new runs or not.
+    form.locator("label").filter(has_text="Override parameters on existing runs").click()
+    for key in ("B1_glaive", "A1"):
+        form.get_by_label(f"Remove {key}").click()
+    form.locator("#element_edition").fill(EDITION)
+    take_screenshots(page, "airflow_backfill_form")
+    return form
+
+
+def users_dag_saw(stack: Stack) -> list[dict[str, Any]]:
+    """What the runs of the DAG that is scheduled on the data set's asset were told of it."""
+    path = f"/dags/{USERS_DAG}/dagRuns/{{}}/taskInstances/look/xcomEntries/return_value"
+    ended = [run["dag_run_id"] for run in runs(stack, USERS_DAG) if run["state"] == "success"]
+    answers = [stack.api.call("GET", path.format(run_id), query={"deserialize": True}) for run_id in ended]
+    return [facts for answer in answers for facts in answer["value"]]
+
+
 def test_the_pipeline_never_starts_by_itself(stack):
     dag = stack.api.call("GET", f"/dags/{DAG_ID}")
     assert (dag["is_paused"], dag["next_dagrun_run_after"], dag["timetable_summary"]) == (False, None, "On demand")
-    assert {run["run_type"] for run in runs(stack)} <= {"manual", "backfill"}
+    assert {run["run_type"] for run in runs(stack)} == {"manual", "backfill"}
