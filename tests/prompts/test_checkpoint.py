@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +32,20 @@ def test_the_token_file_holds_what_stages_without_a_tokenizer_need(checkpoint: P
     assert tokens.tokenizer_sha256 == sha256_of(checkpoint / "tokenizer.json")
     assert tokens.whitespace_ids
     assert all(verifier.tokenizer.decode([i]).isspace() for i in tokens.whitespace_ids)
+
+
+def test_the_control_texts_are_in_the_same_order_in_every_process(checkpoint: Path) -> None:
+    script = (
+        "import sys; from aerie.prompts.checkpoint import load_verifier; "
+        "from aerie.settings.pipeline import VerifierSettings; "
+        "print(load_verifier(VerifierSettings(path=sys.argv[1], profile='demo')).control_texts.pattern)"
+    )
+    command = [sys.executable, "-c", script, str(checkpoint)]
+    patterns = {
+        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, check=True).stdout
+        for seed in ("1", "2")
+    }
+    assert len(patterns) == 1, "prompts would be prepared again in every run"
 
 
 def test_a_checkpoint_of_another_family_is_refused_though_its_ids_fit(checkpoint: Path) -> None:

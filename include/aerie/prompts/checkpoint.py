@@ -243,4 +243,5 @@ def _control_texts(tokenizer: Any, profile: Profile) -> re.Pattern[str]:
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     # A response may be allowed an ordinary token: only added tokens are control.
     named = {*profile.special_tokens(), *profile.pieces()} & set(tokenizer.get_added_vocab())
-    return re.compile("|".join(map(re.escape, sorted(special | named, key=len, reverse=True))))
+    # Longest first, and the same in every process: the pattern is a part of the prompts' fingerprint.
+    return re.compile("|".join(map(re.escape, sorted(special | named, key=lambda text: (-len(text), text)))))
