@@ -1,4 +1,7 @@
-"""What people do with the pipeline in Airflow: ask for it wrongly, be told of a failure, repair a run, backfill."""
+"""What people do with the pipeline in Airflow: ask for it wrongly, repair a run, backfill one data set, clear, approve.
+
+Backfills share an edition: the later ones find what the first one made, and need no server.
+"""
 
 import json
 import re
@@ -27,7 +30,7 @@ ONE_DATASET = {"datasets": [DATASET]}
 EDITION = "operated"
 TOKEN = "for-nobody-to-see"
 SOURCE = HOME / f"source?token={TOKEN}" / "rows.jsonl"
-STOP = "stop_server_generate"
+START, STOP = "start_server_generate", "stop_server_generate"
 PREPARE, GENERATE, VALIDATE = f"{DATASET}.prepare", f"{DATASET}.generate", f"{DATASET}.validate"
 USERS_DAG = "after_validation"
 
@@ -262,6 +265,28 @@ def users_dag_saw(stack: Stack) -> list[dict[str, Any]]:
     ended = [run["dag_run_id"] for run in runs(stack, USERS_DAG) if run["state"] == "success"]
     answers = [stack.api.call("GET", path.format(run_id), query={"deserialize": True}) for run_id in ended]
     return [facts for answer in answers for facts in answer["value"]]
+
+
+def test_a_backfill_by_command_ends_with_validate_and_its_cleared_group_repeats_nothing(stack, source):
+    done = aerie(
+        "airflow", "backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-02-02", "--to-date", "2026-02-02",
+        "--dag-run-conf", json.dumps({**ONE_DATASET, "edition": EDITION}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = backfilled(stack, "2026-02-02", EDITION)
+    assert run.wait() == "success"
+    assert (run.task_state(VALIDATE), run.task_state("merge")) == ("success", "skipped")
+
+    kept = run.kept()
+    run.clear(PREPARE, GENERATE, VALIDATE)
+    assert run.wait() == "success"
+    tries = {task: run.task(task)["try_number"] for task in (START, PREPARE, GENERATE, VALIDATE, STOP, "plan")}
+    assert tries == {START: 2, PREPARE: 2, GENERATE: 2, VALIDATE: 2, STOP: 2, "plan": 1}
+    for task in (PREPARE, GENERATE, VALIDATE):
+        assert "nothing to do" in run.log(task, 2), task
+    assert run.kept() == kept
+    run.check_log_equals_ledger(DATASET)
+    assert stack.served() == []
 
 
 def test_the_pipeline_never_starts_by_itself(stack):
