@@ -38,15 +38,14 @@ def log_in(page: Page, url: str, password: str) -> None:
     page.wait_for_load_state("networkidle")
 
 
-def take(page: Page, url: str, name: str, *, height: int = 900, frame: bool = False) -> None:
-    """Write a picture of a page once it has settled; of the dashboard's, in its frame, without this machine's paths."""
+def take(page: Page, url: str, name: str, *, height: int = 900) -> None:
+    """Write a picture of a page of the dashboard, in Airflow's frame, once it has settled; without this machine's paths."""
     page.set_viewport_size({"width": 1400, "height": height})
     page.goto(url)
     page.wait_for_load_state("networkidle")
-    if frame:
-        shown = page.frame_locator("iframe[title=Aerie]")
-        shown.locator("#content h1").first.wait_for()
-        shown.locator("#content").evaluate("content => content.querySelectorAll('.place').forEach(one => one.remove())")
+    shown = page.frame_locator("iframe[title=Aerie]")
+    shown.locator("#content h1").first.wait_for()
+    shown.locator("#content").evaluate("content => content.querySelectorAll('.place').forEach(one => one.remove())")
     page.wait_for_timeout(6000)
     page.screenshot(path=PICTURES / f"{name}.png")
 
@@ -78,14 +77,14 @@ def take_dashboard(page: Page, url: str, run_id: str, edition: str) -> None:
     """The dashboard inside Airflow: a run, a data set, a sample, and the drafter."""
     dashboard = f"{url}/plugin/aerie/aerie"
     dataset = f"/editions/{edition}/datasets/B1_glaive"
-    take(page, f"{dashboard}/runs/{quote(run_id, safe='')}", "dashboard_run", height=1100, frame=True)
-    take(page, f"{dashboard}{dataset}", "dashboard_dataset", height=1100, frame=True)
+    take(page, f"{dashboard}/runs/{quote(run_id, safe='')}", "dashboard_run", height=1100)
+    take(page, f"{dashboard}{dataset}", "dashboard_dataset", height=1100)
     page.goto(f"{url}/aerie{dataset}/samples?state=kept&decoded=true")
     sample = page.locator("table.samples td.id a").first.get_attribute("href")
-    take(page, f"{url}/plugin/aerie{sample}", "dashboard_sample", frame=True)
+    take(page, f"{url}/plugin/aerie{sample}", "dashboard_sample")
     page.goto(f"{url}/aerie/drafters")
     drafter = page.locator("td.wide a").first.get_attribute("href")
-    take(page, f"{url}/plugin/aerie{drafter}", "dashboard_drafter", height=1250, frame=True)
+    take(page, f"{url}/plugin/aerie{drafter}", "dashboard_drafter", height=1250)
 
 
 def take_tab(page: Page, run: str) -> None:
@@ -114,8 +113,6 @@ def main(run_id: str, edition: str) -> None:
         log_in(page, url, stack["airflow_password"])
         take_form(page, url)
         run = f"{url}/dags/{DAG_ID}/runs/{run_id}"
-        take(page, run, "run")
-        take(page, f"{run}/tasks/B1_glaive.generate", "task_log")
         take_dashboard(page, url, run_id, edition)
         take_tab(page, run)
         browser.close()
