@@ -39,7 +39,7 @@ def log_in(page: Page, url: str, password: str) -> None:
 
 
 def take(page: Page, url: str, name: str, *, height: int = 900) -> None:
-    """Write a picture of a page of the dashboard, in Airflow's frame, once it has settled; without this machine's paths."""
+    """Write a picture of a page of the dashboard in its frame, once it has settled; without this machine's paths."""
     page.set_viewport_size({"width": 1400, "height": height})
     page.goto(url)
     page.wait_for_load_state("networkidle")
