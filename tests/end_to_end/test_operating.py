@@ -99,6 +99,16 @@ def request_of_backfill(day: str, **conf: object) -> dict[str, object]:
     return {"dag_id": DAG_ID, "from_date": f"{day}T00:00:00Z", "to_date": f"{day}T00:00:00Z", "dag_run_conf": conf}
 
 
+def wait_until_airflow_takes_another_backfill(stack: Stack) -> None:
+    """Airflow has one of a DAG at a time, and notices some time after its runs that it is over."""
+
+    def completed() -> list[object]:
+        found = stack.api.call("GET", "/backfills", query={"dag_id": DAG_ID})["backfills"]
+        return [backfill["completed_at"] for backfill in found]
+
+    until(lambda: all(completed()))
+
+
 def alerts_of(run: Run, reason: str) -> list[dict[str, Any]]:
     """Alerts of a run in the store, once there is one."""
     statement = "SELECT to_jsonb(alerts) FROM alerts WHERE run_id = %s AND reason = %s"
@@ -268,6 +278,7 @@ def users_dag_saw(stack: Stack) -> list[dict[str, Any]]:
 
 
 def test_a_backfill_by_command_ends_with_validate_and_its_cleared_group_repeats_nothing(stack, source):
+    wait_until_airflow_takes_another_backfill(stack)
     done = aerie(
         "airflow", "backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-02-02", "--to-date", "2026-02-02",
         "--dag-run-conf", json.dumps({**ONE_DATASET, "edition": EDITION}),
@@ -286,6 +297,29 @@ def test_a_backfill_by_command_ends_with_validate_and_its_cleared_group_repeats_
         assert "nothing to do" in run.log(task, 2), task
     assert run.kept() == kept
     run.check_log_equals_ledger(DATASET)
+    assert stack.served() == []
+
+
+def test_a_backfill_by_rest_asks_a_person_and_ends_as_they_decide(stack):
+    conf = {"datasets": ["A1"], "edition": "approved", "to": "capture", "approvals": True}
+    wait_until_airflow_takes_another_backfill(stack)
+    stack.api.call("POST", "/backfills", body=request_of_backfill("2026-02-03", **conf))
+    run = backfilled(stack, "2026-02-03", "approved")
+    run.until(lambda: run.is_asked("approve_capture"))
+    assert run.task_state("forecast") == "success"
+    run.answer("approve_capture", "Reject")
+    assert run.wait() == "success"
+    assert run.task_state("capture") == "skipped"
+    assert stack.query("SELECT approved FROM decisions WHERE run_id = %s", run.run_id) == [(False,)]
+    assert "rejected" in alerts_of(run, "rejected")[0]["message"]
+
+    run.clear("approve_capture", downstream=True)
+    run.until(lambda: run.is_asked("approve_capture"))
+    run.answer("approve_capture", "Approve")
+    assert run.wait() == "success"
+    assert (run.task_state("capture"), run.task_state("train")) == ("success", "skipped")
+    ((summary,),) = stack.query("SELECT summary FROM runs WHERE run_id = %s", run.run_id)
+    assert summary["hidden_states"]["files"] == summary["corpus"]["rows"]
     assert stack.served() == []
 
 
