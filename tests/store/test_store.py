@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg2
 import pytest
+from alembic import command
 
 from aerie.artefacts.manifest import read_manifest, write_manifest
 from aerie.artefacts.previews import Preview, write_previews
@@ -139,6 +140,19 @@ def test_totals_follow_whatever_changes_the_rows(connection):
     }  # fmt: skip
     ledger.delete_rows(connection, **KEY, sample_ids=list("acefg"))
     assert ledger.count_editions(connection) == {} and ledger.count_reasons(connection, **KEY) == {}
+
+
+def test_a_store_that_is_older_than_the_totals_has_its_rows_added_up(empty_database_url, monkeypatch):
+    upgrade = command.upgrade
+    monkeypatch.setattr(command, "upgrade", lambda config, revision: upgrade(config, "0007"))
+    migrate(empty_database_url)
+    with connected(empty_database_url) as connection:
+        ledger.write_rows(connection, **KEY, rows=ROWS)
+    monkeypatch.undo()
+    migrate(empty_database_url)
+    with connected(empty_database_url) as connection:
+        counts = ledger.count_ledger(connection, **KEY)
+    assert (counts.prompts, counts.kept_response_tokens, counts.flagged) == (6, 150, 1)
 
 
 def test_a_row_reads_back_as_it_was_written(connection):
