@@ -11,7 +11,7 @@ from aerie.stages import StageRequest, StageResult
 from aerie.store.connection import Connection
 from aerie.store.queries.benchmarks import record_benchmark
 from aerie.store.queries.drafters import record_drafter
-from aerie.store.queries.leases import mark_lease_ended, record_lease
+from aerie.store.queries.leases import mark_leases_ended, record_lease
 from aerie.store.queries.ledger import load_verdicts
 from aerie.store.queries.manifests import record_manifest
 from aerie.store.queries.metrics import MetricRow, record_metrics
@@ -21,7 +21,7 @@ from aerie.store.queries.previews import load_previews
 
 
 def record_event(connection: Connection, stage: str, request: StageRequest, event: Mapping[str, Any]) -> None:
-    """Record a metric, what a launch turned out to hold, or the verdicts of a stage that is about to fail.
+    """Record a metric, a server's lease, what its launch turned out to hold, or the verdicts of a stage that will fail.
 
     Progress is for the log, an alert for whoever sends it.
     """
@@ -29,6 +29,11 @@ def record_event(connection: Connection, stage: str, request: StageRequest, even
         at = datetime.fromtimestamp(event["time"], UTC)
         row = MetricRow(at, request.run_id, request.edition, request.dataset, stage, event["figures"])
         record_metrics(connection, [row])
+    elif event["type"] == "lease":
+        lease = event["document"]
+        record_lease(connection, lease)
+        reason = f"followed by {lease['launch_token']}"
+        mark_leases_ended(connection, request.server_folder, reason=reason, but=lease["launch_token"])
     elif event["type"] == "observation":
         record_observation(connection, Observation.model_validate(event["document"]))
     elif event["type"] == "judged":
@@ -49,14 +54,9 @@ def _record_plan(connection: Connection, request: StageRequest, result: StageRes
         record_plan(connection, run_id=request.run_id, edition=request.edition, document=result.data)
 
 
-def _record_lease(connection: Connection, _request: StageRequest, result: StageResult) -> None:
-    if lease := result.data.get("lease"):
-        record_lease(connection, lease)
-
-
-def _record_lease_end(connection: Connection, _request: StageRequest, result: StageResult) -> None:
-    if token := result.data.get("launch_token"):
-        mark_lease_ended(connection, launch_token=token, reason="stopped by its run")
+def _record_lease_end(connection: Connection, request: StageRequest, result: StageResult) -> None:
+    if reason := result.data.get("ended"):
+        mark_leases_ended(connection, request.server_folder, reason=reason)
 
 
 def _record_verdicts(connection: Connection, request: StageRequest, _result: StageResult) -> None:
@@ -139,7 +139,6 @@ def drafter_fingerprint(result: StageResult) -> str:
 
 RECORDERS: Mapping[str, Callable[[Connection, StageRequest, StageResult], None]] = {
     "plan": _record_plan,
-    "serve_start": _record_lease,
     "serve_stop": _record_lease_end,
     "validate": _record_verdicts,
     "export": _record_drafter,

@@ -99,9 +99,7 @@ def start(request: StageRequest, events: Events) -> StageResult:
     if handle.log_path is None:
         return StageResult(stage="serve_start", reused=True, data=data)
     data["log_path"] = str(handle.log_path)
-    lease = client.status(request.server_folder)
-    document = lease.model_dump(mode="json") if lease else None
-    return StageResult(stage="serve_start", reused=handle.reused, data={**data, "lease": document})
+    return StageResult(stage="serve_start", reused=handle.reused, data=data)
 
 
 def stop(request: StageRequest, events: Events) -> StageResult:
@@ -118,13 +116,15 @@ def stop(request: StageRequest, events: Events) -> StageResult:
         if request.keeper == "for_others":  # the keeper has stayed
             client.release(request.server_folder, request.run_id)
         events.progress("nothing to do: no server runs")
-        return StageResult(stage="serve_stop", reused=True)
+        return StageResult(stage="serve_stop", reused=True, data={"ended": "found gone by its run"})
     left = client.release(request.server_folder, request.run_id)
     if left is not None:
         events.progress(f"server {left.url} stays for others: it is held by {left.held_by}")
         return StageResult(stage="serve_stop", reused=False)
     events.progress("the server is stopped, no process is left")
-    return StageResult(stage="serve_stop", reused=False, data={"launch_token": before.launch_token})
+    return StageResult(
+        stage="serve_stop", reused=False, data={"launch_token": before.launch_token, "ended": "stopped by its run"}
+    )
 
 
 def _phase(request: StageRequest) -> Phase:

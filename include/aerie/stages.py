@@ -102,8 +102,9 @@ class Events:
     """Writer of a stage's events, one JSON object a line, flushed at once.
 
     ``progress`` is for people (a log line and figures), ``metric`` a row of the time series, ``alert`` something
-    that a person should be told of, ``observation`` what a launched server turned out to hold, ``judged`` that verdicts
-    and previews are there though the stage fails. What looks like a secret in a message is masked before it is written.
+    that a person should be told of, ``lease`` who holds a server, ``observation`` what a launched one turned out to
+    hold, ``judged`` that verdicts and previews are there though the stage fails. What looks like a secret in a message
+    is masked before it is written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,6 +130,10 @@ class Events:
     def alert(self, reason: str, message: str) -> None:
         """Report something that a person should be told of."""
         self._write("alert", {"reason": reason, "message": masked(message)})
+
+    def lease(self, document: Mapping[str, Any]) -> None:
+        """Hand on the lease of the server that the stage uses (``aerie.serving.lease``)."""
+        self._write("lease", {"document": document})
 
     def observation(self, document: Mapping[str, Any]) -> None:
         """Hand on what a launch turned out to hold (``aerie.artefacts.observations``)."""

@@ -18,10 +18,10 @@ from aerie.artefacts.previews import Preview, write_previews
 from aerie.artefacts.samples import VerdictRow, verdict_writer
 from aerie.errors import Busy, Failed, Retryable
 from aerie.pipeline import RunParameters, stage_request
-from aerie.recording import record_event
+from aerie.recording import record_event, record_result
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import load_settings
-from aerie.stages import Events
+from aerie.stages import Events, StageResult
 from aerie.store.connection import connect, connected, transaction
 from aerie.store.migrate import migrate
 from aerie.store.queries import alerts, drafters, leases, ledger, manifests, metrics, previews, runs
@@ -261,12 +261,14 @@ def test_metrics_alerts_leases_drafters_and_previews_read_back(connection):
     alerts.record_alert(connection, reason="canary", message="too few tool calls", edition="main")
     assert alerts.list_alerts(connection, edition="main")[0]["message"] == "too few tool calls"
 
-    leases.record_lease(connection, {"launch_token": "t", "port": 1})
-    leases.record_lease(connection, {"launch_token": "t", "port": 2})
-    leases.mark_lease_ended(connection, launch_token="t", reason="stopped")
-    leases.mark_lease_ended(connection, launch_token="t", reason="reaped")
-    (lease,) = leases.list_leases(connection)
-    assert (lease["document"]["port"], lease["end_reason"]) == (2, "stopped")
+    lease = {"launch_token": "t", "log_path": "/data/server/logs/t.log"}
+    leases.record_lease(connection, {**lease, "port": 1})
+    leases.record_lease(connection, {**lease, "port": 2})
+    leases.mark_leases_ended(connection, Path("/data/serv"), reason="not its folder")
+    leases.mark_leases_ended(connection, Path("/data/server"), reason="stopped")
+    leases.mark_leases_ended(connection, Path("/data/server"), reason="reaped")
+    (read,) = leases.list_leases(connection)
+    assert (read["document"]["port"], read["end_reason"]) == (2, "stopped")
     assert leases.list_leases(connection, open_only=True) == []
 
     known = {"drafter_id": "d1", "edition": "main", "uri": "file:///d1"}
@@ -281,6 +283,22 @@ def test_metrics_alerts_leases_drafters_and_previews_read_back(connection):
         assert previews.load_previews(connection, **KEY, source="validate", previews=[document]) == 1
     (preview,) = previews.list_previews(connection, **KEY)
     assert (preview["document"]["text"], preview["flags"]) == ("hello", ["truncated"])
+
+
+def test_a_server_that_was_restarted_or_found_gone_does_not_stay_in_the_store_as_running(connection, tmp_path):
+    settings = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
+    request = stage_request(settings, RunParameters(), run_id="r", dataset="B1_glaive", stage="generate")
+    events = Events(tmp_path / "events.jsonl")
+    for token in ("first", "second"):
+        events.lease({"launch_token": token, "log_path": f"{request.server_folder}/logs/{token}.log"})
+    for line in (tmp_path / "events.jsonl").read_text().splitlines():
+        record_event(connection, "generate", request, json.loads(line))
+    (held,) = leases.list_leases(connection, open_only=True)
+    assert held["launch_token"] == "second"
+    assert [lease["end_reason"] for lease in leases.list_leases(connection)] == [None, "followed by second"]
+    stopped = StageResult(stage="serve_stop", reused=True, data={"ended": "found gone by its run"})
+    record_result(connection, request, stopped)
+    assert leases.list_leases(connection, open_only=True) == []
 
 
 def test_previews_of_the_canary_and_of_validate_do_not_wipe_each_other_and_validate_has_the_last_word(connection):

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from aerie.errors import BadInput, one_line
 from aerie.serving.calibration import deviation
-from aerie.serving.client import QUEUE_SECONDS, ServerHandle, ensure_server, use_external
+from aerie.serving.client import QUEUE_SECONDS, ServerHandle, ensure_server, status, use_external
 from aerie.serving.errors import OutOfMemory
 from aerie.serving.plan import DrafterPlan, Phase, ServerPlan
 from aerie.serving.preflight import PreflightOptions
@@ -55,7 +55,8 @@ def ensure_configured(
 
     A plan that runs out of memory is tried once more, smaller, and stays smaller (``aerie.serving.reductions``).
 
-    What it turned out to hold is handed on to the store; where that is not what was planned, a person is told.
+    Its lease, and what it turned out to hold, are handed on to the store; where that is not what was planned, a person
+    is told.
 
     Raises:
         OutOfMemory: the smaller plan does not fit either.
@@ -83,6 +84,8 @@ def ensure_configured(
         )
 
     handle = ensure_or_smaller(plan, ensure, folder=folder, report=events.progress, alert=events.alert)
+    if lease := status(folder):
+        events.lease(lease.model_dump(mode="json"))
     hand_on_observation(handle, events)
     return handle
 

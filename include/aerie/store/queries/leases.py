@@ -1,6 +1,7 @@
 """Mirror of the servers' leases; the keeper's file is the truth."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from psycopg2.extras import Json
@@ -25,15 +26,18 @@ def record_lease(connection: Connection, document: Mapping[str, Any]) -> None:
         )
 
 
-def mark_lease_ended(connection: Connection, *, launch_token: str, reason: str) -> None:
-    """Record that a server is gone; the first reason stays."""
+def mark_leases_ended(connection: Connection, server_folder: Path, *, reason: str, but: str | None = None) -> None:
+    """Record that the servers of a folder are gone, except for the launch ``but``; the first reason stays.
+
+    A folder has one server at a time. Its leases are known by their logs, which lie in it.
+    """
     with transaction(connection) as cursor:
         cursor.execute(
             """
             UPDATE leases SET ended_at = now(), end_reason = %s, updated_at = now()
-            WHERE launch_token = %s AND ended_at IS NULL
+            WHERE ended_at IS NULL AND launch_token IS DISTINCT FROM %s AND starts_with(document ->> 'log_path', %s)
             """,
-            (reason, launch_token),
+            (reason, but, f"{server_folder}/"),
         )
 
 
