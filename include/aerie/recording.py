@@ -11,7 +11,7 @@ from aerie.stages import StageRequest, StageResult
 from aerie.store.connection import Connection
 from aerie.store.queries.benchmarks import record_benchmark
 from aerie.store.queries.drafters import record_drafter
-from aerie.store.queries.leases import mark_leases_ended, record_lease
+from aerie.store.queries.leases import mark_leases_ended, mark_leases_followed, record_lease
 from aerie.store.queries.ledger import load_verdicts
 from aerie.store.queries.manifests import record_manifest
 from aerie.store.queries.metrics import MetricRow, record_metrics
@@ -30,10 +30,8 @@ def record_event(connection: Connection, stage: str, request: StageRequest, even
         row = MetricRow(at, request.run_id, request.edition, request.dataset, stage, event["figures"])
         record_metrics(connection, [row])
     elif event["type"] == "lease":
-        lease = event["document"]
-        record_lease(connection, lease)
-        reason = f"followed by {lease['launch_token']}"
-        mark_leases_ended(connection, request.server_folder, reason=reason, but=lease["launch_token"])
+        record_lease(connection, event["document"])
+        mark_leases_followed(connection, request.server_folder)
     elif event["type"] == "observation":
         record_observation(connection, Observation.model_validate(event["document"]))
     elif event["type"] == "judged":

@@ -271,8 +271,13 @@ def test_the_store_has_what_a_host_without_it_did(story):
     assert stages >= {"generate", "capture", "train"}
     counted = "SELECT count(*) FROM interval_metrics WHERE run_id = %s AND stage = 'train'"
     assert query(counted, run_id)[0][0] > 0
-    leases = query("SELECT document->>'host', document->'plan'->>'phase' FROM leases")
-    assert sorted(leases) == [(HOST_NAME, "capture"), (HOST_NAME, "generate")]
+    statement = "SELECT document->>'host', document->'plan'->>'phase', end_reason FROM leases"
+    leases = query(f"{statement} ORDER BY (document->>'started_at')::float")
+    assert {host for host, _, _ in leases} == {HOST_NAME}
+    assert [phase for _, phase, _ in leases] == ["generate", "generate", "capture"]
+    assert [reason for _, _, reason in leases] == [
+        f"followed by {story.again.launch_token}", "stopped by its run", "stopped by its run",
+    ]  # fmt: skip
     recorded = query("SELECT task_id, has_result FROM recorded_tries WHERE run_id = %s", run_id)
     assert dict(recorded)["train"]
 

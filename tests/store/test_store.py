@@ -289,13 +289,15 @@ def test_a_server_that_was_restarted_or_found_gone_does_not_stay_in_the_store_as
     settings = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
     request = stage_request(settings, RunParameters(), run_id="r", dataset="B1_glaive", stage="generate")
     events = Events(tmp_path / "events.jsonl")
-    for token in ("first", "second"):
-        events.lease({"launch_token": token, "log_path": f"{request.server_folder}/logs/{token}.log"})
+    for token, started_at in (("first", 1.5), ("second", 2.5), ("first", 1.5)):  # a far host's are recorded late
+        log = f"{request.server_folder}/logs/{token}.log"
+        events.lease({"launch_token": token, "log_path": log, "started_at": started_at})
     for line in (tmp_path / "events.jsonl").read_text().splitlines():
         record_event(connection, "generate", request, json.loads(line))
     (held,) = leases.list_leases(connection, open_only=True)
     assert held["launch_token"] == "second"
-    assert [lease["end_reason"] for lease in leases.list_leases(connection)] == [None, "followed by second"]
+    reasons = {lease["launch_token"]: lease["end_reason"] for lease in leases.list_leases(connection)}
+    assert reasons == {"first": "followed by second", "second": None}
     stopped = StageResult(stage="serve_stop", reused=True, data={"ended": "found gone by its run"})
     record_result(connection, request, stopped)
     assert leases.list_leases(connection, open_only=True) == []

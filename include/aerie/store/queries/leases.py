@@ -26,18 +26,33 @@ def record_lease(connection: Connection, document: Mapping[str, Any]) -> None:
         )
 
 
-def mark_leases_ended(connection: Connection, server_folder: Path, *, reason: str, but: str | None = None) -> None:
-    """Record that the servers of a folder are gone, except for the launch ``but``; the first reason stays.
-
-    A folder has one server at a time. Its leases are known by their logs, which lie in it.
-    """
+def mark_leases_ended(connection: Connection, server_folder: Path, *, reason: str) -> None:
+    """Record that the servers of a folder, whose logs lie in it, are gone; the first reason stays."""
     with transaction(connection) as cursor:
         cursor.execute(
             """
             UPDATE leases SET ended_at = now(), end_reason = %s, updated_at = now()
-            WHERE ended_at IS NULL AND launch_token IS DISTINCT FROM %s AND starts_with(document ->> 'log_path', %s)
+            WHERE ended_at IS NULL AND starts_with(document ->> 'log_path', %s)
             """,
-            (reason, but, f"{server_folder}/"),
+            (reason, f"{server_folder}/"),
+        )
+
+
+def mark_leases_followed(connection: Connection, server_folder: Path) -> None:
+    """Record that a folder has no server but the one started last, in whichever order they were recorded."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            WITH latest AS (
+                SELECT launch_token, document ->> 'started_at' AS started_at FROM leases
+                WHERE starts_with(document ->> 'log_path', %(logs)s)
+                ORDER BY (document ->> 'started_at')::float DESC LIMIT 1
+            )
+            UPDATE leases SET ended_at = now(), end_reason = 'followed by ' || latest.launch_token, updated_at = now()
+            FROM latest WHERE ended_at IS NULL AND starts_with(document ->> 'log_path', %(logs)s)
+                AND (document ->> 'started_at')::float < latest.started_at::float
+            """,
+            {"logs": f"{server_folder}/"},
         )
 
 
