@@ -5,9 +5,10 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import psycopg2
@@ -18,7 +19,10 @@ from aerie.local.airflow_api import TERMINAL_RUN_STATES, AirflowApi
 from aerie.local.watched_run import DAG_ID, wait_for_dag, watch
 from aerie.settings.machine import PROJECT_ROOT, aerie_home
 
-from ..chromium import browser
+from ..chromium import browser, open_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 __all__ = ["browser"]
 
@@ -187,6 +191,18 @@ class Run:
         answered = {response["sample_id"]: len(response["output_ids"]) for response in responses}
         assert len(answered) == len(responses)
         assert answered == {sample_id: tokens for sample_id, state, tokens in rows if state in ("kept", "quarantined")}
+
+
+@contextmanager
+def signed_in(stack: Stack, browser: "Browser", path: str) -> Iterator["Page"]:
+    """A page of the stack's Airflow, of a person who has just logged in."""
+    with open_page(browser) as page:
+        page.goto(f"{stack.airflow_url}{path}")
+        page.locator("input[name=username]").fill("admin")
+        page.locator("input[name=password]").fill(stack.password)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url(f"{stack.airflow_url}{path}")
+        yield page
 
 
 def show_users_dags() -> None:

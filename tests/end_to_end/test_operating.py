@@ -17,9 +17,9 @@ from aerie.local.watched_run import DAG_ID, wait_for_dag
 from aerie.serving.lease import read_lease
 from aerie.settings.machine import PROJECT_ROOT
 
-from ..chromium import WIDTH, open_page, take_screenshots
+from ..chromium import WIDTH, take_screenshots
 from ..receivers import SECRET, Receiver, receiving
-from .conftest import HOME, Run, Stack, aerie, until
+from .conftest import HOME, Run, Stack, aerie, signed_in, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -50,12 +50,8 @@ def source() -> None:
 def open_dag(stack: Stack, browser: "Browser") -> Iterator["Page"]:
     """The pipeline's page in Airflow, of a person who has just logged in."""
     wait_for_dag(stack.api, DAG_ID)
-    with open_page(browser) as page:
+    with signed_in(stack, browser, f"/dags/{DAG_ID}") as page:
         page.set_viewport_size({"width": WIDTH, "height": 1500})  # a dialog is photographed as far as it is in sight
-        page.goto(f"{stack.airflow_url}/dags/{DAG_ID}")
-        page.locator("input[name=username]").fill("admin")
-        page.locator("input[name=password]").fill(stack.password)
-        page.get_by_role("button", name="Sign in").click()
         page.get_by_test_id("trigger-dag-button").wait_for()
         yield page
 

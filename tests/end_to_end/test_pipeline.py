@@ -2,12 +2,14 @@
 
 import os
 import signal
+from urllib.parse import quote
 
 import pytest
 
 from aerie.serving.lease import read_lease
 
-from .conftest import Run, Stack
+from ..chromium import take_screenshots
+from .conftest import Run, Stack, signed_in
 
 KEYS = ["B1_glaive", "A1"]
 EDITION = "end_to_end"
@@ -35,6 +37,32 @@ def test_prompts_become_a_measured_drafter(stack, first_run):
     assert summary["training"]["last_loss"] < summary["training"]["first_loss"]
     assert summary["benchmark"]["acceptance_length"] > 1.1
     assert summary["benchmark"]["lossless"] is True
+
+
+def test_the_dashboard_shows_the_run_on_every_page(stack, first_run, browser):
+    dataset = f"/editions/{EDITION}/datasets/B1_glaive"
+    ((summary,),) = stack.query("SELECT summary FROM runs WHERE run_id = %s", first_run.run_id)
+    ((drafter,),) = stack.query("SELECT drafter_id FROM drafters WHERE edition = %s", EDITION)
+    decoded = "SELECT sample_id FROM previews JOIN samples USING (edition, dataset, sample_id) WHERE edition = %s"
+    (sample,) = stack.query(f"{decoded} AND dataset = 'B1_glaive' AND state = 'kept' ORDER BY 1 LIMIT 1", EDITION)[0]
+    acceptance = f"{summary['benchmark']['acceptance_length']:.2f}"
+    tokens = f"{summary['datasets']['B1_glaive']['response_tokens']:,}"
+    pages = {
+        "overview": ("/", acceptance),
+        "run": (f"/runs/{quote(first_run.run_id, safe='')}", tokens),
+        "servers": ("/servers", "stopped by its run"),
+        "dataset": (dataset, tokens),
+        "samples": (f"{dataset}/samples?decoded=true", sample),
+        "sample": (f"{dataset}/samples/{sample}", "</think>"),
+        "drafters": ("/drafters", drafter),
+        "drafter": (f"/drafters/{drafter}", acceptance),
+    }
+    with signed_in(stack, browser, "/") as page:
+        for name, (path, shown) in pages.items():
+            page.goto(f"{stack.airflow_url}/aerie{path}")
+            page.get_by_text(shown).first.wait_for()
+            assert page.locator(".problem").all_inner_texts() == [], name
+            take_screenshots(page, f"real-{name}")
 
 
 def test_every_prompt_is_in_exactly_one_state_and_the_log_agrees_with_the_ledger(first_run):
