@@ -147,10 +147,16 @@ class Run:
         """Whether a person is asked, and has not answered."""
         return self.task_state(gate) == "awaiting_input"
 
-    def answer(self, gate: str, option: str) -> None:
-        """What a person's answer to a required action does."""
+    def decide(self, gate: str, option: str) -> None:
+        """What a person's answer to a required action does; Airflow asks again where it was still pausing the task."""
         path = f"/dags/{DAG_ID}/dagRuns/{self.run_id}/taskInstances/{gate}/-1/hitlDetails"
-        self.stack.api.call("PATCH", path, body={"chosen_options": [option], "params_input": {}})
+
+        def is_decided() -> bool:
+            if self.is_asked(gate):
+                self.stack.api.call("PATCH", path, body={"chosen_options": [option], "params_input": {}})
+            return self.task_state(gate) == "success"
+
+        until(is_decided)
 
     def fail(self) -> None:
         """What a person's "mark as failed" of the whole run does."""

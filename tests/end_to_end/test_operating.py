@@ -303,15 +303,15 @@ def test_a_backfill_by_rest_asks_a_person_and_ends_as_they_decide(stack):
     run = backfilled(stack, "2026-02-03", "approved")
     run.until(lambda: run.is_asked("approve_capture"))
     assert run.task_state("forecast") == "success"
-    run.answer("approve_capture", "Reject")
+    run.decide("approve_capture", "Reject")
     assert run.wait() == "success"
     assert run.task_state("capture") == "skipped"
-    assert stack.query("SELECT approved FROM decisions WHERE run_id = %s", run.run_id) == [(False,)]
+    assert set(stack.query("SELECT approved FROM decisions WHERE run_id = %s", run.run_id)) == {(False,)}
     assert "rejected" in alerts_of(run, "rejected")[0]["message"]
 
     run.clear("approve_capture", downstream=True)
     run.until(lambda: run.is_asked("approve_capture"))
-    run.answer("approve_capture", "Approve")
+    run.decide("approve_capture", "Approve")
     assert run.wait() == "success"
     assert (run.task_state("capture"), run.task_state("train")) == ("success", "skipped")
     ((summary,),) = stack.query("SELECT summary FROM runs WHERE run_id = %s", run.run_id)
