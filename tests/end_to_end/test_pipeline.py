@@ -60,7 +60,7 @@ def test_the_dashboard_shows_the_run_on_every_page(stack, first_run, browser):
     with signed_in(stack, browser, "/") as page:
         for name, (path, shown) in pages.items():
             page.goto(f"{stack.airflow_url}/aerie{path}")
-            page.get_by_text(shown).first.wait_for()
+            page.get_by_text(shown).filter(visible=True).first.wait_for()
             assert page.locator(".problem").all_inner_texts() == [], name
             take_screenshots(page, f"real-{name}")
 
