@@ -176,7 +176,12 @@ class Run:
                 return False
 
         until(reached_or_over)
-        assert reached, f"the run ended as {self.state} before: {self.states()}"
+        assert reached, f"the run ended as {self.state} before: {self.states()}\n{self.last_words()}"
+
+    def last_words(self) -> str:
+        """How the logs of its failed tasks end: the stack is gone when somebody reads of the failure."""
+        failed = [(name, task["try_number"]) for name, task in self.tasks().items() if task["state"] == "failed"]
+        return "\n".join(f"{name}, try {number}: {self.log(name, number)[-3000:]}" for name, number in failed)
 
     def wait(self) -> str:
         """Wait for the run's end and return its state."""
