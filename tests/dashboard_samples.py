@@ -3,12 +3,15 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 SCRIPT = "<script>document.title = 'taken over'</script>"
 JUDGED = "second"
 DATASET = "B1_glaive"
 ODD_ID = 'shard 1/100% of "it" & more.<b>über</b>'
 ODD_EDITION, ODD_DATASET = "of before. 100%", "B9.über & co"
+HERE = f"/editions/{JUDGED}/datasets/{DATASET}"
+ODD = f"/editions/{quote(ODD_EDITION, safe='')}/datasets/{quote(ODD_DATASET, safe='')}"
 DRAFTER = f"{JUDGED}-f0f0f0f0f0f0"
 UNMEASURED = f"{JUDGED}-{'long-' * 9}0123456789ab"
 LOOPING, KEPT, UNDECODED, FAILED = "glaive-013", "glaive-000", "glaive-001", "glaive-117"

@@ -9,18 +9,16 @@ from ..dashboard_samples import (
     DATASET,
     DRAFTER,
     FAILED,
+    HERE,
     JUDGED,
     KEPT,
     LOOPING,
-    ODD_DATASET,
-    ODD_EDITION,
+    ODD,
     ODD_ID,
     UNDECODED,
     UNMEASURED,
 )
 
-HERE = f"/editions/{JUDGED}/datasets/{DATASET}"
-ODD = f"/editions/{quote(ODD_EDITION, safe='')}/datasets/{quote(ODD_DATASET, safe='')}"
 PAGES = {
     "dataset": HERE,
     "dataset-odd": ODD,

@@ -15,11 +15,12 @@ from ...dashboard_samples import (
     DATASET,
     DRAFTER,
     FAILED,
+    HERE,
     JUDGED,
     KEPT,
     LOOPING,
+    ODD,
     ODD_DATASET,
-    ODD_EDITION,
     ODD_ID,
     SCRIPT,
     UNDECODED,
@@ -27,8 +28,6 @@ from ...dashboard_samples import (
 )
 from .test_pages import text_of, words_of
 
-HERE = f"/editions/{JUDGED}/datasets/{DATASET}"
-ODD = f"/editions/{quote(ODD_EDITION, safe='')}/datasets/{quote(ODD_DATASET, safe='')}"
 ROWS_OF_A_STATE = 50
 
 
