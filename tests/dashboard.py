@@ -174,7 +174,8 @@ def plan_document() -> dict[str, Any]:
     phases = {name: {**shared, **sizes, "phase": name} for name in ("generate", "capture", "benchmark")}
     phases["benchmark"]["drafter_gib"] = 4.2
     return {
-        **phases["generate"], "model": "Kimi-K2.5", "timeline": None, "estimated": [], "notes": [], "phases": phases,
+        **phases["generate"], "model": "Kimi-K2.5", "gpus": 8, "timeline": None, "estimated": [], "notes": [],
+        "phases": phases,
     }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ def document_of(plan: WholePlan, python: Path) -> dict[str, Any]:
         "verdict": plan.verdict,
         "reasons": list(plan.reasons),
         "model": plan.subject.name,
+        "gpus": plan.machine.gpus,
         "timeline": as_document(plan.timeline) if plan.timeline else None,
         "estimated": sorted({one for phase in plan.phases.values() for one in phase.estimated}),
         "notes": [*plan.subject.notes, *_notes(plan)],

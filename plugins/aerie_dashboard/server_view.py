@@ -150,7 +150,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 
 
 class PhaseMemory(Stored):
-    """The memory plan of one phase: GiB of each GPU, GB of the host."""
+    """The memory plan of one phase: GiB of each GPU (of the host where it serves itself), GB of the host."""
 
     phase: Phase
     verdict: str
@@ -169,12 +169,18 @@ class PhaseMemory(Stored):
 
 
 class PlanDocument(Stored):
-    """A whole plan."""
+    """A whole plan; ``gpus`` is 0 where the host serves itself. Those of earlier versions do not say it."""
 
     verdict: str
     reasons: tuple[str, ...]
     model: str
+    gpus: int | None = None
     phases: Mapping[str, PhaseMemory]
+
+    @property
+    def device(self) -> str:
+        """What the server's memory is of."""
+        return "the host" if self.gpus == 0 else "each GPU"
 
     @property
     def in_order(self) -> list[PhaseMemory]:
@@ -193,12 +199,12 @@ GPU_PARTS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run; ``gpu`` and ``host`` are its bars, ``host`` None where the host's memory is not planned."""
+    """The plan of a run; ``device`` and ``host`` are its bars, ``host`` None where that memory is not planned."""
 
     run_id: str
     at: datetime
     document: PlanDocument
-    gpu: Chart
+    device: Chart
     host: Chart | None
 
 
@@ -209,10 +215,10 @@ def plan_of(row: Row | None, run_id: str) -> Plan | Unreadable | None:
     document = read_document(PlanDocument, row["document"], place=f"plans, run_id {run_id}")
     if isinstance(document, Unreadable):
         return document
-    return Plan(run_id, row["recorded_at"], document, _gpu_chart(document), _host_chart(document))
+    return Plan(run_id, row["recorded_at"], document, _device_chart(document), _host_chart(document))
 
 
-def _gpu_chart(plan: PlanDocument) -> Chart:
+def _device_chart(plan: PlanDocument) -> Chart:
     phases = plan.in_order
     sizes = {one.gpu_memory_gib for one in phases}
     size = f", of {sizes.pop():,.1f} GiB" if len(sizes) == 1 else ""
@@ -220,7 +226,7 @@ def _gpu_chart(plan: PlanDocument) -> Chart:
         {
             "kind": "stacked",
             "horizontal": True,
-            "title": f"Memory of each GPU by phase{size}",
+            "title": f"Memory of {plan.device} by phase{size}",
             "labels": [one.phase for one in phases],
             "series": [
                 {"name": name, "values": [getattr(one, field) for one in phases], "colour": colour}

@@ -189,7 +189,7 @@ def test_gpus_of_the_machine_are_taken_where_none_are_given(plan: Plan, monkeypa
 
 def test_the_configuration_in_use_is_planned_where_nothing_is_named(plan: Plan) -> None:
     found = document(plan)
-    assert (found["model"], found["max_total_num_tokens"]) == ("demo", 65_536)
+    assert (found["model"], found["gpus"], found["max_total_num_tokens"]) == ("demo", 0, 65_536)
     assert "launch_server.py" in found["command"]
     assert plan("--format", "compose") == (2, "", "aerie: device is cpu: a compose service is for GPUs; "
         "copy the command line instead\n")  # fmt: skip

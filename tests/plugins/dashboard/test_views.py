@@ -8,6 +8,9 @@ from aerie_dashboard.airflow_tasks import Task, joint_state, seconds_of
 from aerie_dashboard.charts import Chart
 from aerie_dashboard.formatting import UNKNOWN, compact, duration, known, number, share, size, time_left
 from aerie_dashboard.run_view import stage_lines
+from aerie_dashboard.server_view import plan_of
+
+from ...dashboard import plan_document
 
 
 def task(task_id, state, began=0, ended=10):
@@ -72,3 +75,11 @@ def test_a_run_that_airflow_no_longer_has_shows_what_its_manifests_say():
 def test_a_series_that_does_not_fit_its_chart_is_refused():
     with pytest.raises(ValueError, match="2 values for 1 labels"):
         Chart(kind="line", title="t", labels=("a",), series=({"name": "s", "values": (1, 2)},))
+
+
+@pytest.mark.parametrize(
+    ("changes", "device"), [({"gpus": 8}, "each GPU"), ({"gpus": 0}, "the host"), ({"gpus": None}, "each GPU")]
+)
+def test_a_plan_without_gpus_is_not_told_as_one_of_gpus(changes, device):
+    row = {"document": {**plan_document(), **changes}, "recorded_at": datetime.now(UTC)}
+    assert plan_of(row, "run").device.title == f"Memory of {device} by phase, of 95.6 GiB"
