@@ -19,6 +19,7 @@ from aerie.quarantine_commands import app as quarantine
 from aerie.server_commands import app as server
 from aerie.settings.presets import DEFAULT_PRESET
 from aerie.sources_commands import sources
+from aerie.stage_commands import add_to as add_stage_commands
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 database = typer.Typer(no_args_is_help=True, help="Aerie's own database.")
@@ -30,6 +31,7 @@ app.add_typer(alerts, name="alerts")
 app.add_typer(quarantine, name="quarantine")
 app.add_typer(server, name="server")
 app.add_typer(sources, name="sources")
+add_stage_commands(app)
 
 
 def say(message: str) -> None:
