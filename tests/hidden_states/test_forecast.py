@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from aerie.errors import BadInput, Failed
+from aerie.hidden_states.identity import bind_states, capture_identity
 from aerie.hidden_states.launch import capture_hooks
-from aerie.hidden_states.layers import CapturedLayers, resolve_layers
-from aerie.hidden_states.stage import bind_states, capture, capture_identity, forecast
+from aerie.hidden_states.layers import CapturedLayers, planned_layers, resolve_layers
+from aerie.hidden_states.stage import capture, forecast
+from aerie.settings.profile import Profile
 
 KIMI_K25 = CapturedLayers(auxiliary=(2, 30, 58), decoder_layers=61, hidden_size=7168, dtype="bfloat16")
 
@@ -63,6 +65,21 @@ def test_layers_come_from_the_settings_before_speculators_default(edition):
 def test_layers_that_no_hook_can_capture_are_refused(edition, layers, problem):
     with pytest.raises(BadInput, match=problem):
         resolve_layers(edition.request(hidden_states={"layers": layers}).settings)
+    with pytest.raises(BadInput, match=r"from 1 to 7|distinct"):
+        planned_layers(edition.request(hidden_states={"layers": layers}).settings)
+
+
+@pytest.mark.parametrize("profile_layers", [None, (1, 3, 6)])
+@pytest.mark.parametrize("asked", [None, [1, 2, 5]])
+def test_a_server_planned_without_speculators_captures_the_layers_that_speculators_names(
+    edition, latent_attention_verifier, monkeypatch, asked, profile_layers
+):
+    for verifier in (edition.verifier, latent_attention_verifier):
+        edition.verifier = verifier
+        settings = edition.request(hidden_states={"layers": asked}).settings
+        profile: Profile = settings.verifier.load_profile().model_copy(update={"capture_layers": profile_layers})
+        monkeypatch.setattr(type(settings.verifier), "load_profile", lambda self, profile=profile: profile)
+        assert planned_layers(settings) == resolve_layers(settings)
 
 
 def test_the_server_is_launched_with_the_layers_of_the_forecast(corpus):

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from aerie.artefacts.files import atomic_path, sync_directory
+from aerie.artefacts.state_names import SUFFIX as SUFFIX
+from aerie.artefacts.state_names import state_name as state_name
+from aerie.artefacts.state_names import state_path as state_path
 from aerie.errors import Failed
-
-SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,6 @@ class StateFile:
 
     token_ids: torch.Tensor
     hidden_states: torch.Tensor
-
-
-def state_name(sample_id: str) -> str:
-    """Name of a sample's state file: the sample id with what a file name cannot hold percent-encoded."""
-    return quote(sample_id, safe="")
-
-
-def state_path(states: Path, name: str) -> Path:
-    """Path of the state file called ``name`` in the folder ``states``."""
-    return states / f"{name}{SUFFIX}"
 
 
 def link_path(folder: Path, row: int) -> Path:

@@ -1,11 +1,13 @@
-"""Which layers are captured, and what their states weigh."""
+"""Which layers are captured, and what their states weigh.
+
+Both sides import this: speculators, which only the model environment has, is imported where it is called.
+"""
 
 import warnings
 from dataclasses import dataclass
 
-from speculators.models.utils import get_verifier_config, resolve_target_layer_ids
-
 from aerie.errors import BadInput
+from aerie.serving.model_config import read_model_config
 from aerie.settings.pipeline import PipelineSettings
 from aerie.settings.profile import checkpoint_code_allowed
 
@@ -38,6 +40,8 @@ def resolve_layers(settings: PipelineSettings) -> CapturedLayers:
     Raises:
         BadInput: the verifier's configuration cannot be read, or a layer cannot be captured.
     """
+    from speculators.models.utils import get_verifier_config, resolve_target_layer_ids
+
     verifier, profile = settings.verifier, settings.verifier.load_profile()
     asked = settings.hidden_states.layers or profile.capture_layers
     path = str(verifier.path)
@@ -49,7 +53,31 @@ def resolve_layers(settings: PipelineSettings) -> CapturedLayers:
         config = get_verifier_config(path, trust_remote_code=trust)
     except (OSError, ValueError) as error:
         raise BadInput(f"verifier {path}: cannot tell which layers to capture: {error}") from error
-    depth = config.num_hidden_layers
+    return _captured(tuple(layers), config.num_hidden_layers, config.hidden_size, settings)
+
+
+def planned_layers(settings: PipelineSettings) -> CapturedLayers:
+    """The layers of ``resolve_layers``, read from ``config.json`` by ourselves, where speculators is not installed.
+
+    Raises:
+        BadInput: the verifier's configuration cannot be read, or a layer cannot be captured.
+    """
+    config = read_model_config(settings.verifier.path)
+    depth = config.count("num_hidden_layers")
+    asked = settings.hidden_states.layers or settings.verifier.load_profile().capture_layers
+    return _captured(asked or default_layers(depth), depth, config.count("hidden_size"), settings)
+
+
+def default_layers(depth: int) -> tuple[int, int, int]:
+    """Layers that speculators takes of a verifier with so many, where it is not told any."""
+    return 2, depth // 2, depth - 3
+
+
+def _captured(layers: tuple[int, ...], depth: int, hidden_size: int, settings: PipelineSettings) -> CapturedLayers:
+    if len(set(layers)) != len(layers):
+        raise BadInput(
+            f"hidden_states.layers {list(layers)} of a verifier with {depth} layers: expected distinct ids; name them"
+        )
     outside = [layer for layer in layers if not 1 <= layer < depth]
     if outside:
         raise BadInput(
@@ -57,8 +85,5 @@ def resolve_layers(settings: PipelineSettings) -> CapturedLayers:
             "(layer 0 receives the embedding; the last layer's output is always stored)"
         )
     return CapturedLayers(
-        auxiliary=tuple(layers),
-        decoder_layers=depth,
-        hidden_size=config.hidden_size,
-        dtype=settings.hidden_states.dtype,
+        auxiliary=layers, decoder_layers=depth, hidden_size=hidden_size, dtype=settings.hidden_states.dtype
     )

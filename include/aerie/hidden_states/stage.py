@@ -1,26 +1,23 @@
 """The stages ``forecast`` and ``capture``."""
 
-import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_batches, iterate_rows
-from aerie.artefacts.files import fingerprint_of, write_json
+from aerie.artefacts.files import fingerprint_of
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import Manifest, answered_by, describe_output, read_manifest, write_manifest
 from aerie.artefacts.state_files import link_rows, state_name, state_path, token_ids_sha256
 from aerie.artefacts.state_index import INDEX_FILE, IndexedState, iterate_index, write_index
 from aerie.corpus.stage import read_corpus
-from aerie.errors import BadInput, Failed
+from aerie.errors import BadInput
 from aerie.hidden_states.check import CheckedState
-from aerie.hidden_states.checkpoint import checkpoint_fingerprint
 from aerie.hidden_states.client import Capture, CaptureProgress, CaptureTarget
 from aerie.hidden_states.forecast import Forecast, forecast_disk, require_fit
+from aerie.hidden_states.identity import bind_states, capture_identity
 from aerie.hidden_states.launch import capture_hooks
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import Parity, compare_with_transformers
@@ -28,10 +25,6 @@ from aerie.serving.client import POOLED_QUEUE_SECONDS, renew
 from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.stages import Events, StageRequest, StageResult
 
-CAPTURE_VERSION = 1
-"""Raised when the same corpus and verifier would give other states."""
-
-IDENTITY_FILE = "capture.json"
 RENEWALS_PER_LEASE = 4
 
 
@@ -145,52 +138,6 @@ def capture(request: StageRequest, events: Events) -> StageResult:
         counts=counts,
     )
     return StageResult(stage="capture", reused=False, manifest=manifest)
-
-
-def capture_identity(request: StageRequest, layers: CapturedLayers) -> dict[str, Any]:
-    """What the values of a state file depend on besides its tokens."""
-    verifier = request.settings.verifier
-    return {
-        "version": CAPTURE_VERSION,
-        "verifier": checkpoint_fingerprint(verifier.path),
-        "verifier_dtype": verifier.dtype,
-        "layers": list(layers.auxiliary),
-        "hidden_size": layers.hidden_size,
-        "dtype": layers.dtype,
-    }
-
-
-def bind_states(files: EditionFiles, identity: dict[str, Any], *, discard: bool) -> None:
-    """Tie the edition's state files to ``identity``; those of another identity are refused, or discarded.
-
-    Raises:
-        Failed: there are states of another identity; the message shows the difference.
-    """
-    folder = files.hidden_states
-    found = read_identity(folder)
-    if found is not None and found != identity:
-        changed = ", ".join(
-            f"{name} {found.get(name)} -> {identity.get(name)}"
-            for name in sorted({*found, *identity})
-            if found.get(name) != identity.get(name)
-        )
-        if not discard:
-            raise Failed(
-                f"{folder}: holds states captured under other conditions ({changed}); capture with --force to discard "
-                "them, or use another edition"
-            )
-        shutil.rmtree(folder)
-    files.states.mkdir(parents=True, exist_ok=True)
-    write_json(folder / IDENTITY_FILE, identity)
-
-
-def read_identity(folder: Path) -> dict[str, Any] | None:
-    """What the state files in ``folder`` were captured under, None where there are none."""
-    path = folder / IDENTITY_FILE
-    if not path.exists():
-        return None
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
 
 
 def _changed_states(files: EditionFiles) -> bool:

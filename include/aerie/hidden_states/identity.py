@@ -1,0 +1,64 @@
+"""What an edition's state files were captured under: states of two kinds are never mixed."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from aerie.artefacts.files import write_json
+from aerie.artefacts.layout import EditionFiles
+from aerie.errors import Failed
+from aerie.hidden_states.checkpoint import checkpoint_fingerprint
+from aerie.hidden_states.layers import CapturedLayers
+from aerie.stages import StageRequest
+
+CAPTURE_VERSION = 1
+"""Raised when the same corpus and verifier would give other states."""
+
+IDENTITY_FILE = "capture.json"
+
+
+def capture_identity(request: StageRequest, layers: CapturedLayers) -> dict[str, Any]:
+    """What the values of a state file depend on besides its tokens."""
+    verifier = request.settings.verifier
+    return {
+        "version": CAPTURE_VERSION,
+        "verifier": checkpoint_fingerprint(verifier.path),
+        "verifier_dtype": verifier.dtype,
+        "layers": list(layers.auxiliary),
+        "hidden_size": layers.hidden_size,
+        "dtype": layers.dtype,
+    }
+
+
+def bind_states(files: EditionFiles, identity: dict[str, Any], *, discard: bool) -> None:
+    """Tie the edition's state files to ``identity``; those of another identity are refused, or discarded.
+
+    Raises:
+        Failed: there are states of another identity; the message shows the difference.
+    """
+    folder = files.hidden_states
+    found = read_identity(folder)
+    if found is not None and found != identity:
+        changed = ", ".join(
+            f"{name} {found.get(name)} -> {identity.get(name)}"
+            for name in sorted({*found, *identity})
+            if found.get(name) != identity.get(name)
+        )
+        if not discard:
+            raise Failed(
+                f"{folder}: holds states captured under other conditions ({changed}); capture with --force to discard "
+                "them, or use another edition"
+            )
+        shutil.rmtree(folder)
+    files.states.mkdir(parents=True, exist_ok=True)
+    write_json(folder / IDENTITY_FILE, identity)
+
+
+def read_identity(folder: Path) -> dict[str, Any] | None:
+    """What the state files in ``folder`` were captured under, None where there are none."""
+    path = folder / IDENTITY_FILE
+    if not path.exists():
+        return None
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
