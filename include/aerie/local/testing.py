@@ -17,16 +17,15 @@ import typer
 from aerie.settings.machine import PROJECT_ROOT, python_of
 from aerie.stages import Environment
 
-END_TO_END = "end_to_end"
 FOLDERS: Mapping[Environment, tuple[str, ...]] = {
     "airflow": (
         "artefacts", "settings", "store", "stages", "local", "generation", "benchmark", "alerts", "plugins", "dags",
-        "project", "browser", END_TO_END,
+        "project", "browser",
     ),
     "model": ("demo", "sources", "prompts", "boundary", "corpus", "hidden_states", "training"),
     "serve": ("sgl_kernel_cpu", "serving"),
 }  # fmt: skip
-"""Folders of ``tests/`` by the environment that their code runs in."""
+"""Folders of ``tests/`` by the environment that their code runs in; whole runs are in parts of their own."""
 
 
 @dataclass(frozen=True)
@@ -46,30 +45,25 @@ class Outcome:
     failed: tuple[str, ...]
 
 
-Lane = tuple[Part, ...]
-"""Parts that run one after the other."""
+PARTS = (
+    Part("end_to_end", "airflow", ("end_to_end",)),
+    Part("installations", "airflow", ("installations",)),
+    Part("airflow", "airflow", FOLDERS["airflow"]),
+    Part("serve", "serve", FOLDERS["serve"]),
+    Part("model", "model", FOLDERS["model"]),
+)
+"""All tests, in the order in which they begin: those that take longest first, so that the last ones end together."""
 
-
-def lanes_of(*, everything: bool) -> tuple[Lane, ...]:
-    """What runs side by side: the end-to-end runs and the keepers of servers mostly wait.
-
-    The quick tests have one lane for each environment. All tests have two: whole runs take as long as all the rest.
-    """
-    if not everything:
-        return tuple((Part(environment, environment, folders),) for environment, folders in FOLDERS.items())
-    rest = tuple(
-        Part(environment, environment, tuple(name for name in folders if name != END_TO_END))
-        for environment, folders in FOLDERS.items()
-    )
-    return (Part(END_TO_END, "airflow", (END_TO_END,)),), rest
+ALL_SIDE_BY_SIDE, QUICK_SIDE_BY_SIDE = 2, 3
+"""Parts that run at once: whole runs and keepers of servers mostly wait, but all tests also train and serve."""
 
 
 def run_tests(*, everything: bool, arguments: Sequence[str]) -> int:
     """Run the tests and return the exit code: 0 when all passed."""
-    lanes = lanes_of(everything=everything)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(lanes)) as lane_threads:
-        run_lane = partial(_run_lane, Path(folder), everything=everything, arguments=arguments)
-        outcomes = [outcome for lane in lane_threads.map(run_lane, lanes) for outcome in lane]
+    at_once = ALL_SIDE_BY_SIDE if everything else QUICK_SIDE_BY_SIDE
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as threads:
+        run_part = partial(_run_part, Path(folder), everything=everything, arguments=arguments)
+        outcomes = list(threads.map(run_part, PARTS))
     counts = sum((outcome.counts for outcome in outcomes), Counter[str]())
     for name in (name for outcome in outcomes for name in outcome.failed):
         typer.echo(f"failed: {name}")
@@ -77,20 +71,17 @@ def run_tests(*, everything: bool, arguments: Sequence[str]) -> int:
     return 1 if counts["failed"] or not counts["passed"] else 0
 
 
-def _run_lane(folder: Path, lane: Lane, *, everything: bool, arguments: Sequence[str]) -> list[Outcome]:
-    """Run the parts of a lane, each line of their output behind the part's name."""
-    outcomes = []
-    for part in lane:
-        report = folder / f"{part.name}.xml"
-        command = _command(part, report, everything=everything, arguments=arguments)
-        with subprocess.Popen(
-            command, cwd=PROJECT_ROOT, env=_variables(), text=True, errors="replace",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        ) as process:  # fmt: skip
-            for line in process.stdout or ():
-                typer.echo(f"{part.name:10} | {line.rstrip()}")
-        outcomes.append(_outcome_of(part, report, process.returncode))
-    return outcomes
+def _run_part(folder: Path, part: Part, *, everything: bool, arguments: Sequence[str]) -> Outcome:
+    """Run a part, each line of its output behind its name."""
+    report = folder / f"{part.name}.xml"
+    with subprocess.Popen(
+        _command(part, report, everything=everything, arguments=arguments),
+        cwd=PROJECT_ROOT, env=_variables(), text=True, errors="replace",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        for line in process.stdout or ():
+            typer.echo(f"{part.name:13} | {line.rstrip()}")
+    return _outcome_of(part, report, process.returncode)
 
 
 def _command(part: Part, report: Path, *, everything: bool, arguments: Sequence[str]) -> list[str]:

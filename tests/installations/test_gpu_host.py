@@ -25,7 +25,7 @@ from aerie.processes import wait_until_gone
 from aerie.serving.lease import KeeperAddress, Lease, address_path, lease_path, read_address, read_lease
 from aerie.settings.machine import PROJECT_ROOT, aerie_home, run_folder_name
 
-from .conftest import Run, Stack
+from ..end_to_end.conftest import Run, Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -75,7 +75,8 @@ def control(*arguments: str) -> None:
 
 
 def configuration() -> str:
-    document = yaml.safe_load((Path(__file__).parent / "config.yaml").read_text().replace("../../", f"{PROJECT_ROOT}/"))
+    small = PROJECT_ROOT / "tests" / "end_to_end" / "config.yaml"
+    document = yaml.safe_load(small.read_text().replace("../../", f"{PROJECT_ROOT}/"))
     document["datasets"] = {DATASET: document["datasets"][DATASET]}
     document["serving"]["host"] = ADDRESS
     document["training"]["epochs"] = 1
