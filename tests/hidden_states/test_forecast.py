@@ -128,3 +128,45 @@ def test_retraining_the_verifier_in_place_changes_the_identity_of_its_states(cor
     weights[-1] ^= 1
     (copy / "model.safetensors").write_bytes(weights)
     assert capture_identity(corpus.request(), resolve_layers(corpus.request().settings)) != before
+
+
+GIB = 1 << 30
+
+
+def limited(limit_bytes, **settings):
+    return {"disk_limit_gib": limit_bytes / GIB, **settings}
+
+
+def test_a_corpus_whose_states_exceed_the_disk_limit_is_streamed_and_one_that_fits_is_kept(edition, monkeypatch):
+    edition.merged([[1, 2, 3] * 40] * 200)
+    whole = 200 * 120 * 1024
+    free(monkeypatch, whole // 4)
+    with pytest.raises(Failed, match="do not fit"):
+        forecast(edition.request(), edition.events)
+    counts = forecast(edition.request(hidden_states=limited(whole // 10)), edition.events).manifest.counts
+    assert counts["window_bytes"] == whole // 10
+    assert counts["captured_tokens"] == 200 * 120  # one epoch
+    assert "streamed while training" in edition.progress()[-1]
+    free(monkeypatch, 2 * whole)
+    kept = forecast(edition.request(hidden_states=limited(2 * whole)), edition.events).manifest.counts
+    assert kept["window_bytes"] is None
+
+
+def test_each_epoch_of_a_streamed_corpus_is_captured_again_and_the_forecast_says_so(edition):
+    edition.merged([[1, 2, 3] * 40] * 200)
+    request = edition.request(hidden_states=limited(2_000_000), training={"epochs": 3, "sequence_length": 64})
+    assert forecast(request, edition.events).manifest.counts["captured_tokens"] == 3 * 200 * 120
+    assert "in each of 3 epochs = 72,000 tokens" in edition.progress()[-1]
+
+
+def test_a_limit_that_cannot_hold_two_steps_is_refused_with_the_sum_before_anything_waits_for_it(edition):
+    edition.merged([[1, 2, 3] * 40] * 200)
+    with pytest.raises(BadInput, match=r"2 x 1 .* x \(64 .* x 1,032 .* \+ 8,192\) = 148,480; set it to 0.0002"):
+        forecast(edition.request(hidden_states=limited(148_479)), edition.events)
+
+
+def test_a_window_larger_than_what_is_free_is_refused(edition, monkeypatch):
+    edition.merged([[1, 2, 3] * 40] * 200)
+    free(monkeypatch, 1_999_999)
+    with pytest.raises(Failed, match="do not fit"):
+        forecast(edition.request(hidden_states=limited(2_000_000)), edition.events)

@@ -10,7 +10,11 @@ from aerie.hidden_states.layers import CapturedLayers
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes that a capture needs and has, for a corpus of ``tokens`` tokens, prompts included."""
+    """Bytes that a capture needs and has, for a corpus of ``tokens`` tokens, prompts included.
+
+    ``window_bytes`` is what the states may take at once when they are streamed, None when they are kept; they are
+    captured in each of ``epochs`` then.
+    """
 
     tokens: int
     bytes_per_token: int
@@ -18,6 +22,13 @@ class Forecast:
     free_bytes: int
     spared_bytes: int
     folder: Path
+    window_bytes: int | None = None
+    epochs: int = 1
+
+    @property
+    def captured_tokens(self) -> int:
+        """Tokens to be sent through the verifier for the whole training."""
+        return self.tokens if self.window_bytes is None else self.tokens * self.epochs
 
     @property
     def total_bytes(self) -> int:
@@ -27,7 +38,8 @@ class Forecast:
     @property
     def missing_bytes(self) -> int:
         """Bytes still to be written."""
-        return max(0, self.total_bytes - self.present_bytes)
+        wanted = self.total_bytes if self.window_bytes is None else self.window_bytes
+        return max(0, wanted - self.present_bytes)
 
     @property
     def fits(self) -> bool:
@@ -40,14 +52,34 @@ class Forecast:
         return (
             f"{self.tokens:,} tokens x {self.bytes_per_token:,} bytes = {_gigabytes(self.total_bytes)}, of which "
             f"{_gigabytes(self.present_bytes)} are there; {self.folder} has {_gigabytes(self.free_bytes)} free, "
-            f"{_gigabytes(self.spared_bytes)} of them to be spared"
+            f"{_gigabytes(self.spared_bytes)} of them to be spared{self._streaming}"
+        )
+
+    @property
+    def _streaming(self) -> str:
+        if self.window_bytes is None:
+            return ""
+        return (
+            f"; more than hidden_states.disk_limit_gib allows: streamed while training, "
+            f"{_gigabytes(self.window_bytes)} at once, captured in each of {self.epochs} epochs = "
+            f"{self.captured_tokens:,} tokens"
         )
 
 
 def forecast_disk(
-    *, tokens: int, layers: CapturedLayers, folder: Path, present_bytes: int, free_share: float
+    *,
+    tokens: int,
+    layers: CapturedLayers,
+    folder: Path,
+    present_bytes: int,
+    free_share: float,
+    window_bytes: int | None = None,
+    epochs: int = 1,
 ) -> Forecast:
-    """Forecast a capture into ``folder``, which need not exist; ``free_share`` of its disk must stay free."""
+    """Forecast a capture into ``folder``, which need not exist; ``free_share`` of its disk must stay free.
+
+    ``window_bytes`` and ``epochs`` are those of ``Forecast``.
+    """
     existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
     disk = shutil.disk_usage(existing)
     return Forecast(
@@ -57,6 +89,8 @@ def forecast_disk(
         free_bytes=disk.free,
         spared_bytes=int(disk.total * free_share),
         folder=folder,
+        window_bytes=window_bytes,
+        epochs=epochs,
     )
 
 

@@ -21,6 +21,7 @@ from aerie.hidden_states.identity import bind_states, capture_identity
 from aerie.hidden_states.launch import capture_hooks
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import Parity, compare_with_transformers
+from aerie.hidden_states.streaming import window_bytes
 from aerie.serving.client import POOLED_QUEUE_SECONDS, renew
 from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.stages import Events, StageRequest, StageResult
@@ -32,6 +33,7 @@ def forecast(request: StageRequest, events: Events) -> StageResult:
     """Forecast the bytes of the corpus' hidden states against the disk; always anew, because disks fill.
 
     Raises:
+        BadInput: they are to be streamed, and the limit cannot hold what two training steps read.
         Failed: they do not fit; the message holds the sum.
     """
     corpus, inputs = read_corpus(request.files)
@@ -46,6 +48,8 @@ def forecast(request: StageRequest, events: Events) -> StageResult:
         "present_bytes": predicted.present_bytes,
         "free_bytes": predicted.free_bytes,
         "spared_bytes": predicted.spared_bytes,
+        "window_bytes": predicted.window_bytes,
+        "captured_tokens": predicted.captured_tokens,
         "folder": str(predicted.folder),
         "layers": list(layers.auxiliary),
     }
@@ -63,13 +67,16 @@ def forecast(request: StageRequest, events: Events) -> StageResult:
 
 
 def _forecast(request: StageRequest, corpus: Manifest, layers: CapturedLayers) -> Forecast:
-    files = request.files
+    files, settings = request.files, request.settings
+    tokens = corpus.counts["tokens"]
     return forecast_disk(
-        tokens=corpus.counts["tokens"],
+        tokens=tokens,
         layers=layers,
         folder=files.hidden_states,
         present_bytes=_present_bytes(files),
-        free_share=request.settings.hidden_states.free_share,
+        free_share=settings.hidden_states.free_share,
+        window_bytes=window_bytes(settings, layers, tokens=tokens, rows=corpus.counts["rows"]),
+        epochs=settings.training.epochs,
     )
 
 

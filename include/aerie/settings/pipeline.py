@@ -444,12 +444,17 @@ class VocabularySettings(Frozen):
 
 
 class HiddenStateSettings(Frozen):
-    """Capture. ``layers`` None takes the profile's, else speculators' default; ``free_share`` of the disk is spared."""
+    """Capture. ``layers`` None takes the profile's, else speculators' default; ``free_share`` of the disk is spared.
+
+    ``disk_limit_gib`` is what the states may take of the disk: a corpus that needs more is not captured whole but
+    streamed, each state captured when the trainer comes to it, and removed once it is read. None: all are kept.
+    """
 
     layers: tuple[int, ...] | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     concurrency: PositiveInt = 32
     free_share: Share = 0.1
+    disk_limit_gib: PositiveFloat | None = None
     parity_rows: Annotated[int, Field(ge=0)] = 4
 
 

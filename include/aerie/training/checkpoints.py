@@ -9,9 +9,10 @@ sampler's.
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
@@ -36,7 +37,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What decides how many steps an epoch takes: the training rows' lengths in tokens, and how they are packed."""
+    """What decides an epoch's steps and their rows: the rows' lengths in tokens, and how they are packed."""
 
     lengths: Sequence[int]
     sequence_length: int
@@ -45,15 +46,25 @@ class BatchPlan:
 
     def steps(self, epoch: int) -> int:
         """Steps of ``epoch``, by speculators' own packing."""
+        return len(self._batches(epoch, rank=0))
+
+    def rows(self, epoch: int, *, after_step: int) -> Iterator[int]:
+        """Yield the rows of ``epoch`` behind its first ``after_step`` steps: step by step, rank by rank."""
+        ranks = [self._batches(epoch, rank=rank)[after_step:] for rank in range(self.processes)]
+        for step in zip(*ranks, strict=True):
+            for batch in step:
+                yield from map(int, batch)
+
+    def _batches(self, epoch: int, *, rank: int) -> list[Any]:
         sampler = MultipackDistributedBatchSamplerV2(
             batch_max_length=self.sequence_length,
             lengths=list(self.lengths),
             num_replicas=self.processes,
-            rank=0,
+            rank=rank,
             seed=self.seed,
         )
         sampler.set_epoch(epoch)
-        return len(sampler)
+        return list(sampler)
 
 
 def epoch_folders(checkpoints: Path) -> list[Path]:
