@@ -76,13 +76,18 @@ class Decoder(torch.nn.Module):
 class Server:
     """A model with the hooks registered as SGLang does."""
 
-    def __init__(self, states, *, module_prefix="model", layers=AUXILIARY):
+    def __init__(self, states, *, module_prefix="model", layers=AUXILIARY, dtype="float32", generated_bytes=None):
         torch.manual_seed(0)
         self.states = states
         self.model = torch.nn.ModuleDict({"model": Decoder()})
         self.specs = json.loads(
-            json.dumps(forward_hooks(states=states, module_prefix=module_prefix, layers=layers, dtype="float32"))
-        )
+            json.dumps(
+                forward_hooks(
+                    states=states, module_prefix=module_prefix, layers=layers, dtype=dtype,
+                    generated_bytes=generated_bytes,
+                )
+            )
+        )  # fmt: skip
         for spec in self.specs:
             hook = server_hook.factory(spec["config"])
             for name, module in self.model.named_modules():
@@ -102,6 +107,7 @@ class Server:
             rids=[rid for rid, _, _ in chunks],
             input_ids=torch.tensor(ids, dtype=torch.int32),
             positions=torch.tensor([p + i for _, chunk, p in chunks for i in range(len(chunk))]),
+            seq_lens_cpu=torch.tensor([p + len(chunk) for _, chunk, p in chunks]),
             extend_seq_lens_cpu=[len(chunk) for _, chunk, _ in chunks] if extends else None,
             extend_prefix_lens_cpu=[p for _, _, p in chunks] if extends else None,
         )

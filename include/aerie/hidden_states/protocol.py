@@ -1,16 +1,20 @@
 """What the capturing client and the hook inside the server agree on; standard library only, both sides import it.
 
 A request's id carries the name of its state file and its length in tokens, because the server shows a hook only the
-chunk at hand: ``capture-<tokens>-<name>``. Requests with other ids, such as warm-up, are ignored.
+chunk at hand: ``capture-<tokens>-<name>``. A sample that is being generated has no length yet: it is
+``generate-<name>:<what makes the id unique>``, and the hook keeps its rows until a second request, of prompt and
+response, asks for them: ``finish-<tokens>-<id of the first>``. Requests with other ids, such as warm-up, are ignored.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 REQUEST_ID = re.compile(r"capture-(?P<tokens>\d+)-(?P<name>.+)")
+GENERATED_ID = re.compile(r"(finish-(?P<tokens>\d+)-)?(?P<key>generate-(?P<name>[^:]+):.+)")
 HOOK_FACTORY = "aerie.hidden_states.server_hook:factory"
 BATCH_ROLE = "batch"
 
@@ -28,10 +32,37 @@ class CapturedRequest:
         return f"capture-{self.tokens}-{self.name}"
 
 
-def parse_request_id(request_id: str) -> CapturedRequest | None:
+@dataclass(frozen=True)
+class GeneratedRequest:
+    """A request that generates a sample, or with ``tokens`` the one that asks for its states.
+
+    ``key`` is the id of the generating request; ``name`` is that of the state file, without a colon.
+    """
+
+    key: str
+    name: str
+    tokens: int | None = None
+
+    @property
+    def request_id(self) -> str:
+        """Request id to send to the server."""
+        return self.key if self.tokens is None else f"finish-{self.tokens}-{self.key}"
+
+
+def generated_key(name: str, unique: str) -> str:
+    """Id of the request that generates the sample whose state file is called ``name``."""
+    return f"generate-{name}:{unique}"
+
+
+@lru_cache(maxsize=1 << 14)  # while generating, every request is looked at in every step
+def parse_request_id(request_id: str) -> CapturedRequest | GeneratedRequest | None:
     """The captured request behind a request id, or None for any other request."""
-    matched = REQUEST_ID.fullmatch(request_id)
-    return CapturedRequest(name=matched["name"], tokens=int(matched["tokens"])) if matched else None
+    if matched := REQUEST_ID.fullmatch(request_id):
+        return CapturedRequest(name=matched["name"], tokens=int(matched["tokens"]))
+    if matched := GENERATED_ID.fullmatch(request_id):
+        tokens = matched["tokens"]
+        return GeneratedRequest(matched["key"], matched["name"], int(tokens) if tokens else None)
+    return None
 
 
 def failure_path(states: Path, name: str) -> Path:
@@ -45,7 +76,12 @@ def hook_failure_path(states: Path) -> Path:
 
 
 def forward_hooks(
-    *, states: Path, module_prefix: str, layers: Sequence[int], dtype: Literal["bfloat16", "float32"]
+    *,
+    states: Path,
+    module_prefix: str,
+    layers: Sequence[int],
+    dtype: Literal["bfloat16", "float32"],
+    generated_bytes: int | None = None,
 ) -> list[Mapping[str, Any]]:
     """Value of SGLang's ``--forward-hooks`` (as JSON) for capturing into ``states``.
 
@@ -58,8 +94,11 @@ def forward_hooks(
         module_prefix: name of the decoder inside the server's model, for example ``model``.
         layers: ids of the auxiliary layers, each at least 1 (layer 0's norm has no second output).
         dtype: type of the stored states.
+        generated_bytes: memory for the rows of samples that are being generated; None where none are captured.
     """
-    config = {"states": str(states), "slots": len(layers) + 1, "dtype": dtype}
+    config: dict[str, Any] = {"states": str(states), "slots": len(layers) + 1, "dtype": dtype}
+    if generated_bytes is not None:
+        config["generated_bytes"] = generated_bytes
     modules = {BATCH_ROLE: f"{module_prefix}.layers.0"}
     for slot, layer in enumerate(layers):
         modules[f"slot-{slot}"] = f"{module_prefix}.layers.{layer}.input_layernorm"
