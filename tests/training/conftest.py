@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from aerie.artefacts.corpus import CORPUS_SCHEMA, DATASET_FOLDER, CorpusWriter, write_token_frequencies
@@ -20,13 +21,17 @@ from aerie.artefacts.state_files import (
     write_states,
 )
 from aerie.artefacts.state_index import INDEX_FILE, IndexedState, write_index
+from aerie.artefacts.verifier_tokens import VerifierTokens, write_verifier_tokens
 from aerie.corpus.vocabulary import choose
 from aerie.settings.pipeline import PipelineSettings
+from aerie.settings.profile import load_profile
 from aerie.stages import Events, StageRequest
 
 VOCABULARY_SIZE = 64
 HIDDEN = 32
 LAYERS = (2, 4, 5)
+PROMPT_TOKENS = 4
+SPECIAL = {token: 50 + n for n, token in enumerate(("<|im_middle|>", *load_profile("demo").forced_vocabulary))}
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +55,10 @@ def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Edition:
-    """An edition on disk, as ``capture`` leaves it; the states are random but tied to their rows."""
+    """An edition on disk, as ``capture`` leaves it.
+
+    Auxiliary states are random but tied to their rows; the last slot's are those of a verifier that says every row.
+    """
 
     def __init__(self, root: Path, verifier: Path) -> None:
         self.root = root
@@ -85,7 +93,7 @@ class Edition:
 
     def build(self, rows: int = 24, validation_rows: int = 4, seed: int = 0) -> None:
         generator = np.random.default_rng(seed)
-        ids = [generator.integers(2, 40, size=int(generator.integers(12, 30))).tolist() for _ in range(rows)]
+        ids = [response(generator.integers(2, 40, int(generator.integers(12, 30))).tolist()) for _ in range(rows)]
         self.merge(ids, rows - validation_rows)
         self.vocabulary(ids)
         self.capture(ids, seed)
@@ -94,11 +102,12 @@ class Edition:
         names = [f"B1/{row}" for row in range(len(ids))]
         table = {
             "input_ids": ids,
-            "loss_mask": [[0] * 4 + [1] * (len(row) - 4) for row in ids],
+            "loss_mask": [[0] * PROMPT_TOKENS + [1] * (len(row) - PROMPT_TOKENS) for row in ids],
             "seq_len": [len(row) for row in ids],
             "sample_id": names,
             "conversation_id": names,
-            **{name: ["x"] * len(ids) for name in ("dataset", "source_revision", "edition", "licence")},
+            "dataset": ["B1_glaive"] * len(ids),
+            **{name: ["x"] * len(ids) for name in ("source_revision", "edition", "licence")},
             "split": ["train"] * train_rows + ["validation"] * (len(ids) - train_rows),
         }
         dataset = self.files.corpus / DATASET_FOLDER
@@ -106,7 +115,15 @@ class Edition:
             writer = CorpusWriter(folder)
             writer.write_shard(pa.table(table, schema=CORPUS_SCHEMA))
             writer.close(fingerprint=fingerprint_of(ids))
-        counts = np.bincount(np.concatenate([row[4:] for row in ids]), minlength=VOCABULARY_SIZE)
+        counts = np.bincount(np.concatenate([row[PROMPT_TOKENS:] for row in ids]), minlength=VOCABULARY_SIZE)
+        tokens = VerifierTokens(
+            token_ids=SPECIAL,
+            vocabulary_size=VOCABULARY_SIZE,
+            eos_ids=(SPECIAL["<|im_end|>"],),
+            tokenizer_sha256="0" * 64,
+            model_type="llama",
+        )
+        write_verifier_tokens(self.files.dataset("B1_glaive").verifier_tokens, tokens)
         frequencies = write_token_frequencies(self.files.corpus, {"B1_glaive": counts})
         write_manifest(
             self.files.manifest("merge"),
@@ -147,10 +164,12 @@ class Edition:
     def capture(self, ids: list[list[int]], seed: int = 0) -> None:
         torch.manual_seed(seed)
         folder, indexed = self.files.hidden_states, []
+        head = load_file(self.verifier / "model.safetensors")["lm_head.weight"]
         for row, tokens in enumerate(ids):
             name = state_name(f"B1/{row}")
             path = state_path(self.files.states, name)
             states = torch.randn(len(tokens), len(LAYERS) + 1, HIDDEN, dtype=torch.bfloat16)
+            states[:, -1] = head[torch.tensor([*tokens[1:], 0])]  # the norm's weights are ones
             write_states(path, token_ids=torch.tensor(tokens), hidden_states=states)
             indexed.append(
                 IndexedState(
@@ -178,6 +197,13 @@ class Edition:
     def messages(self, kind: str = "progress") -> list[str]:
         lines = [json.loads(line) for line in self.events_path.read_text().splitlines()]
         return [line["message"] for line in lines if line["type"] == kind]
+
+
+def response(ids: list[int]) -> list[int]:
+    """``ids`` with the tokens around reasoning and answer in their places."""
+    ids[2:4] = [SPECIAL["<|im_middle|>"], SPECIAL["<think>"]]
+    ids[-4], ids[-1] = SPECIAL["</think>"], SPECIAL["<|im_end|>"]
+    return ids
 
 
 @pytest.fixture

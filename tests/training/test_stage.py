@@ -45,6 +45,41 @@ def test_swapped_state_files_are_found_before_a_step_is_made(edition):
     assert not edition.files.training.exists()
 
 
+def test_states_of_another_model_are_found_before_a_step_is_made(edition):
+    edition.build()
+    change_states(edition, lambda states: states.flip(2))  # the same magnitudes, other directions
+    with pytest.raises(Failed, match="another model's states"):
+        train(edition.request(), edition.events)
+    assert not edition.files.training.exists()
+
+
+def test_states_after_the_norm_are_found_before_a_step_is_made(edition):
+    edition.build()
+    change_states(edition, lambda states: states / states.float().square().mean(2, keepdim=True).sqrt())
+    with pytest.raises(Failed, match="captured after the final norm"):
+        train(edition.request(), edition.events)
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "reason"),
+    [(5, "prompt_not_open: .*the loss mask is off by one"), (3, "prompt_not_open"), (1, "prompt_not_open")],
+)
+def test_masks_that_are_off_the_boundary_are_found_before_a_step_is_made(edition, monkeypatch, prompt_tokens, reason):
+    monkeypatch.setattr("tests.training.conftest.PROMPT_TOKENS", prompt_tokens)
+    edition.build()
+    with pytest.raises(Failed, match=reason):
+        train(edition.request(), edition.events)
+    assert not edition.files.training.exists()
+
+
+def change_states(edition, change):
+    for row in range(24):
+        path = edition.files.hidden_states / f"hs_{row}.safetensors"
+        tensors = load_file(path)
+        states = change(tensors["hidden_states"]).to(tensors["hidden_states"].dtype)
+        save_file({**tensors, "hidden_states": states}, path.resolve())
+
+
 def test_rows_that_the_trainer_would_cut_are_refused(edition):
     edition.build()
     with pytest.raises(BadInput, match=r"training\.sequence_length is 16"):

@@ -18,13 +18,13 @@ def trained_segments(loss_mask: NDArray[np.integer[Any]]) -> list[tuple[int, int
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def judge_mask(input_ids: TokenIds, loss_mask: TokenIds, grammar: Grammar) -> Verdict:
+def judge_mask(input_ids: TokenIds, loss_mask: TokenIds, grammar: Grammar, *, may_be_cut: bool = False) -> Verdict:
     """Judge each trained segment of a row as the response to all tokens before it.
 
     A mask that is off by one shows as ``prompt_not_open``, ``no_open``, ``missing_end`` or ``tokens_after_end``: what
     stands before a segment must end as the family's prompts do, though the family does not reason.
-    Finish reason and cap are not known for such rows. Positions, calls and spans of the verdict are indices into
-    ``input_ids``; counts are sums.
+    Finish reason and cap are not known for such rows; one that ``may_be_cut`` may do without an end at its last token.
+    Positions, calls and spans of the verdict are indices into ``input_ids``; counts are sums.
     """
     mask = np.asarray(loss_mask)
     if mask.size != len(input_ids) or not np.isin(mask, (0, 1)).all():
@@ -32,12 +32,20 @@ def judge_mask(input_ids: TokenIds, loss_mask: TokenIds, grammar: Grammar) -> Ve
     segments = trained_segments(mask.astype(np.int8))
     if not segments:
         return _unusable("mask_empty")
-    verdicts = [_judge_segment(input_ids[:start], input_ids[start:stop], grammar) for start, stop in segments]
+    verdicts = [
+        _judge_segment(
+            input_ids[:start],
+            input_ids[start:stop],
+            grammar,
+            cap=stop - start if may_be_cut and stop == len(input_ids) else None,
+        )
+        for start, stop in segments
+    ]
     return _merged(verdicts, segments, len(input_ids))
 
 
-def _judge_segment(before: TokenIds, trained: TokenIds, grammar: Grammar) -> Verdict:
-    verdict = judge(before, trained, grammar=grammar)
+def _judge_segment(before: TokenIds, trained: TokenIds, grammar: Grammar, *, cap: int | None) -> Verdict:
+    verdict = judge(before, trained, grammar=grammar, max_new_tokens=cap)
     leaves = grammar.prompt_end(as_ids(before, grammar), as_ids(trained, grammar))
     if grammar.opens_in == "never" and leaves is PromptEnd.NEITHER:
         return with_marks(verdict, {"prompt_not_open": ()}, verdict.unchecked)

@@ -45,6 +45,7 @@ from aerie.training.checkpoints import (
     remove_cut_off,
 )
 from aerie.training.configuration import TrainerInputs, trainer_command, write_configuration
+from aerie.training.evidence import Evidence, look_again
 from aerie.training.export import (
     export_drafter,
     parameter_count,
@@ -102,6 +103,7 @@ def train(request: StageRequest, events: Events) -> StageResult:
         return StageResult(stage="train", reused=True, manifest=answer)
     states = verify(request.files, prepared.layers)
     events.progress(f"verified the hidden states of {states.rows} rows, {states.tokens} tokens, {states.bytes} bytes")
+    evidence = look_again(request, prepared.corpus.counts["rows"], events)
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     if request.settings.serving.backend == "local" and request.settings.serving.device == "cuda":
@@ -114,7 +116,11 @@ def train(request: StageRequest, events: Events) -> StageResult:
         if not is_finished(prepared.trainer.checkpoints, request.settings.training.epochs):
             run(request, prepared, events, lock)
     manifest = write_train_manifest(
-        request, prepared, seconds=time.monotonic() - started, resumed_from_step=resumed_from
+        request,
+        prepared,
+        seconds=time.monotonic() - started,
+        resumed_from_step=resumed_from,
+        evidence=evidence,
     )
     counts = manifest.counts
     events.progress(
@@ -390,7 +396,7 @@ def estimated_acceptance_length(metrics: dict[str, float]) -> float:
 
 
 def write_train_manifest(
-    request: StageRequest, prepared: Prepared, *, seconds: float, resumed_from_step: int
+    request: StageRequest, prepared: Prepared, *, seconds: float, resumed_from_step: int, evidence: Evidence
 ) -> Manifest:
     """Describe the best checkpoint."""
     trainer, settings = prepared.trainer, request.settings.training
@@ -419,6 +425,7 @@ def write_train_manifest(
             "layers": list(trainer.layers),
             "draft_vocabulary_size": trainer.draft_vocabulary_size,
             "corpus_fingerprint": prepared.corpus.counts["corpus_fingerprint"],
+            **evidence.counts,
             "versions": versions(),
         },
     )

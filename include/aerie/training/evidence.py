@@ -1,0 +1,44 @@
+"""What is looked at once more before training is paid for: the rows' boundaries, and what their states say.
+
+Both go into the manifest too, for whoever asks later why a drafter is bad.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aerie.corpus.boundaries import Boundaries, judge_corpus, require_boundaries
+from aerie.hidden_states.last_slot import LastSlot, measure_last_slot, require_last_slot
+from aerie.stages import Events, StageRequest
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was found."""
+
+    boundaries: Boundaries
+    last_slot: LastSlot
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Counts for the manifest."""
+        return {"boundaries": asdict(self.boundaries), "last_slot": asdict(self.last_slot)}
+
+
+def look_again(request: StageRequest, rows: int, events: Events) -> Evidence:
+    """Look at some of the corpus' ``rows`` and their states.
+
+    Raises:
+        BadInput: the verifier's head or tokens cannot be read.
+        Failed: rows break the boundary of prompt and response, or states are not those that the verifier is served
+            with.
+    """
+    files, settings = request.files, request.settings
+    boundaries = judge_corpus(files, settings)
+    require_boundaries(boundaries, files.corpus)
+    last_slot = measure_last_slot(files, rows, settings.verifier.path)
+    require_last_slot(last_slot, files.hidden_states)
+    events.progress(
+        f"{boundaries.rows} rows stand at their boundary; the verifier's head names {last_slot.agreement:.1%} of "
+        f"{last_slot.tokens} response tokens first, from the states of the last layer"
+    )
+    return Evidence(boundaries, last_slot)
