@@ -1,13 +1,16 @@
 import json
 import warnings
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from hs_connectors import HiddenStatesBackend
 from transformers import DeepseekV3Config
 
 from aerie.errors import BadInput
 from aerie.settings.pipeline import TrainingSettings
 from aerie.training.configuration import TrainerInputs, draft_decoder, trainer_command, write_configuration
+from aerie.training.streamed_states import StreamedStates
 from aerie.training.verifier_stub import write_verifier_stub
 
 
@@ -101,12 +104,24 @@ def test_an_mla_verifier_gets_a_plain_llama_drafter(tmp_path):
     assert (decoder.num_key_value_heads, decoder.intermediate_size) == (8, 1024)
 
 
-def test_one_process_is_started_by_the_launcher_and_several_by_torchrun(tmp_path):
-    configuration = tmp_path / "run.yaml"
-    one = trainer_command(settings(), configuration, accelerated=True)
-    assert one[1:] == ["-m", "aerie.training.launcher", "--config", str(configuration)]
-    several = trainer_command(settings(processes=8, extra_arguments=("--fsdp-shard",)), configuration, accelerated=True)
-    assert several[1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=8"]
+def test_one_process_is_started_by_the_launcher_and_several_by_torchrun(inputs):
+    one = trainer_command(settings(), inputs, accelerated=True)
+    assert one[1:] == ["-m", "aerie.training.launcher", "--config", str(inputs.configuration)]
+    several = trainer_command(settings(processes=8, extra_arguments=("--fsdp-shard",)), inputs, accelerated=True)
+    assert several[1:7] == [
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=8"),
+        *("-m", "speculators.train"),
+    ]
     assert several[-1] == "--fsdp-shard"
     with pytest.raises(BadInput, match=r"training\.processes"):
-        trainer_command(settings(processes=2), configuration, accelerated=False)
+        trainer_command(settings(processes=2), inputs, accelerated=False)
+
+
+def test_streamed_states_are_known_to_every_process_of_the_trainer(inputs):
+    streamed = TrainerInputs(**{**vars(inputs), "streamed": True})
+    config = write_configuration(settings(), streamed, accelerated=False).flatten()
+    backend = HiddenStatesBackend.registry[config["hidden_states_backend"]]
+    transfer = backend.from_train_args(Namespace(**config), config["data_path"])
+    assert isinstance(transfer, StreamedStates)
+    several = trainer_command(settings(processes=8), streamed, accelerated=True)
+    assert several[5:7] == ["-m", "aerie.training.streamed_trainer"]

@@ -6,8 +6,10 @@ Train rows come first, in shuffled order; validation rows are the tail, because 
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,30 @@ def iterate_rows(folder: Path) -> Iterator[CorpusRow]:
                 **name,
             )
             row += 1
+
+
+class CorpusRows:
+    """The rows of the data set in ``folder`` by their position, memory-mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._batches = list(iterate_batches(folder))
+        self._ends = list(accumulate(len(batch) for batch in self._batches))
+
+    def __getitem__(self, row: int) -> CorpusRow:
+        number = bisect_right(self._ends, row)
+        batch = self._batches[number]
+        return _row_at(batch, row - self._ends[number] + len(batch), row)
+
+
+def _row_at(batch: pa.RecordBatch, position: int, row: int) -> CorpusRow:
+    return CorpusRow(
+        row=row,
+        sample_id=batch["sample_id"][position].as_py(),
+        dataset=batch["dataset"][position].as_py(),
+        split=batch["split"][position].as_py(),
+        input_ids=batch["input_ids"][position].values.to_numpy(),
+        loss_mask=batch["loss_mask"][position].values.to_numpy(),
+    )
 
 
 def write_token_frequencies(folder: Path, counts: Mapping[str, Int64Array]) -> list[Path]:

@@ -16,6 +16,7 @@ from aerie.artefacts.corpus import train_data_ratio
 from aerie.artefacts.files import write_json, write_text
 from aerie.errors import BadInput
 from aerie.settings.pipeline import TrainingSettings
+from aerie.training.streamed_states import BACKEND as STREAMED
 
 # A drafter for an MLA verifier is a plain Llama layer: these are the shapes of the public drafters for Kimi-K2.5,
 # except for the KV heads, of which grouped attention needs fewer, so that the drafter's own KV cache stays small.
@@ -58,7 +59,7 @@ class TrainerInputs:
     """What the trainer reads and where it writes; every path is absolute.
 
     ``layers`` are the auxiliary layers whose incoming residual stream was captured. The first ``train_rows`` of
-    ``rows`` are trained on, the rest validates.
+    ``rows`` are trained on, the rest validates. ``streamed`` says that states appear as they are trained on.
     """
 
     verifier_stub: Path
@@ -71,6 +72,7 @@ class TrainerInputs:
     train_rows: int
     rows: int
     folder: Path
+    streamed: bool = False
 
     @property
     def checkpoints(self) -> Path:
@@ -125,7 +127,7 @@ def document(settings: TrainingSettings, inputs: TrainerInputs, *, accelerated: 
         },
         "data": {
             "data_path": str(inputs.dataset),
-            "hidden_states_backend": "file",
+            "hidden_states_backend": STREAMED if inputs.streamed else "file",
             "total_seq_len": settings.sequence_length,
             "train_data_ratio": train_data_ratio(inputs.train_rows, inputs.rows),
         },
@@ -209,7 +211,7 @@ def resolve(configuration: Path, extra_arguments: tuple[str, ...]) -> TrainConfi
     return config
 
 
-def trainer_command(settings: TrainingSettings, configuration: Path, *, accelerated: bool) -> list[str]:
+def trainer_command(settings: TrainingSettings, inputs: TrainerInputs, *, accelerated: bool) -> list[str]:
     """The command that trains: through ``aerie.training.launcher``, or under torchrun for several processes.
 
     Raises:
@@ -220,5 +222,5 @@ def trainer_command(settings: TrainingSettings, configuration: Path, *, accelera
         if not accelerated:
             raise BadInput(f"training.processes is {settings.processes}: without an accelerator it must be 1")
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={settings.processes}"]
-        module = [*torchrun, "-m", "speculators.train"]
-    return [sys.executable, *module, "--config", str(configuration), *settings.extra_arguments]
+        module = [*torchrun, "-m", "aerie.training.streamed_trainer" if inputs.streamed else "speculators.train"]
+    return [sys.executable, *module, "--config", str(inputs.configuration), *settings.extra_arguments]

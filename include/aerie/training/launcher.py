@@ -7,8 +7,10 @@ printed and dropped, and the training goes on deaf; inside functorch it turns in
 inside the optimizer the saved weights are of two steps at once. ``interrupt_between_batches`` raises it where a batch
 begins. Under torchrun speculators runs unchanged: there an immediate exception is what frees a stuck collective.
 
-It also takes an accelerator for granted in four places; ``adapt_to_cpu`` says which, and why each is changed. Three
-more needs of a CPU are plain settings of speculators, which ``aerie.training.configuration`` sets:
+It knows the back end of streamed states (``aerie.training.streamed_states``).
+
+speculators also takes an accelerator for granted in four places; ``adapt_to_cpu`` says which, and why each is changed.
+Three more needs of a CPU are plain settings of speculators, which ``aerie.training.configuration`` sets:
 ``draft_attn_impl: sdpa`` (flex attention has no CPU backward), ``loss_implementation: eager`` (the fused losses are
 Triton kernels) and ``hidden_states_dtype: float32``. The rest of the trainer is untouched.
 """
@@ -21,6 +23,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+
+from aerie.training.streamed_states import save_where_states_end
 
 WRITTEN_FOR = "0.9.0"
 SIGNAL_HEARD = b"\nAerie: signal heard, interrupting training to save checkpoint after this batch\n"
@@ -94,6 +98,7 @@ def main(arguments: list[str]) -> None:
     if problem is not None:
         print(f"aerie.training.launcher: {problem}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
+    save_where_states_end()
     interrupt_between_batches()
     if not torch.accelerator.is_available():
         adapt_to_cpu()

@@ -295,7 +295,7 @@ def run(request: StageRequest, prepared: Prepared, events: Events, lock: int) ->
     progress = Progress(request, prepared, events)
     try:
         report = run_trainer(
-            trainer_command(settings, trainer.configuration, accelerated=accelerated),
+            trainer_command(settings, trainer, accelerated=accelerated),
             log=trainer.folder / LOG_FILE,
             lock=lock,
             on_step=progress.step,
