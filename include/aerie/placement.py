@@ -48,9 +48,16 @@ def placement_arguments(settings: PipelineSettings, stage: str) -> dict[str, Any
     require_sound(settings)
     default, own = (settings.placement.get(name, PlacementSettings()) for name in (DEFAULT, stage))
     placed = {**default.model_dump(exclude_unset=True), **own.model_dump(exclude_unset=True)}
-    if own.pool is None and stage in POOL_OF_STAGE:  # a default pool does not keep apart what must be
-        placed |= {"pool": POOL_OF_STAGE[stage], "pool_slots": own.pool_slots}
+    if own.pool is None and (pool := pool_of(settings, stage)):  # a default pool does not keep apart what must be
+        placed |= {"pool": pool, "pool_slots": own.pool_slots}
     return {name: value for name, value in placed.items() if value is not None and name != "remote"}
+
+
+def pool_of(settings: PipelineSettings, stage: str) -> str | None:
+    """The pool of a stage that the configuration gives none; a capture without a server takes the GPUs itself."""
+    if stage == "capture" and not settings.hidden_states.captures_in_server:
+        return GPU_POOL.name
+    return POOL_OF_STAGE.get(stage)
 
 
 def is_remote(settings: PipelineSettings, stage: str) -> bool:

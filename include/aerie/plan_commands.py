@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aerie.artefacts.layout import EditionFiles
     from aerie.plan_subjects import Subject
     from aerie.plans import Machine, WholePlan
+    from aerie.serving.plan import Phase
     from aerie.serving.prefixes import PrefixOverlap
     from aerie.serving.timeline import Range
 
@@ -173,7 +174,7 @@ def plan(
 
     from aerie.artefacts.layout import EditionFiles
     from aerie.plan_subjects import with_changes, with_drafter
-    from aerie.plans import PHASES, make_plan, observations_of
+    from aerie.plans import make_plan, observations_of
     from aerie.serving.timeline import finished_in
     from aerie.settings.machine import data_root, server_folder
 
@@ -209,7 +210,7 @@ def plan(
     whole = make_plan(
         subject,
         machine,
-        phases=(phase,) if phase else PHASES,
+        phases=(phase,) if phase else _phases(subject),
         lengths=(prompt_tokens, response_tokens),
         rate=rate,
         observations=observations_of(subject, server_folder()) if machine.here else (),
@@ -220,6 +221,14 @@ def plan(
     _print(whole, layout="json" if as_json else layout)
     if whole.verdict == "refused":
         raise typer.Exit(REFUSED)
+
+
+def _phases(subject: "Subject") -> tuple["Phase", ...]:
+    """All phases, without the capture where the settings have it done without a server of ours."""
+    from aerie.plans import PHASES
+
+    without = subject.settings is not None and not subject.settings.hidden_states.captures_in_server
+    return tuple(one for one in PHASES if not (without and one == "capture"))
 
 
 def _subject(model: Path | None, profile: str | None, preset: str | None, files: "EditionFiles") -> "Subject":

@@ -18,10 +18,16 @@ from aerie.serving.host import host_facts, host_facts_of
 from aerie.serving.plan import Phase, ServerPlan
 from aerie.serving.timeline import finished_in, only
 from aerie.settings.machine import python_of
+from aerie.settings.pipeline import PipelineSettings
 from aerie.stages import Events, StageRequest, StageResult
 
 RUN_PHASES: tuple[Phase, ...] = ("generate", "capture", "benchmark")
-"""What a run has a server for."""
+"""What a run may have a server for."""
+
+
+def phases_of(settings: PipelineSettings) -> tuple[Phase, ...]:
+    """What a run of these settings has a server for."""
+    return tuple(phase for phase in RUN_PHASES if settings.hidden_states.captures_in_server or phase != "capture")
 
 
 def plan(request: StageRequest, events: Events) -> StageResult:
@@ -35,7 +41,7 @@ def plan(request: StageRequest, events: Events) -> StageResult:
         events.progress(f"{request.settings.serving.external_url} is someone else's server: its owner plans its memory")
         return StageResult(stage="plan", reused=False, data={"verdict": None})
     plan_of(request, "generate")  # the verifier must be there, whatever a bundled configuration would allow to plan
-    whole = plan_here(request, RUN_PHASES)
+    whole = plan_here(request, phases_of(request.settings))
     if whole is None:
         events.progress("no GPU can be seen from here: the keeper checks the plan where it starts the server")
         return StageResult(stage="plan", reused=False, data={"verdict": None})
@@ -75,6 +81,13 @@ def start(request: StageRequest, events: Events) -> StageResult:
     Raises:
         AerieError: the server cannot be started; the message says why and names its log.
     """
+    phase = _phase(request)
+    if phase not in phases_of(request.settings):
+        events.progress(
+            f"nothing to do: hidden_states.backend is {request.settings.hidden_states.backend}, which captures without "
+            "a server of ours"
+        )
+        return StageResult(stage="serve_start", reused=True)
     if not request.force and all(map(_looks_done, _manifests(request))):
         events.progress(f"nothing to do: what phase {request.phase} needs a server for is there already")
         if request.keeper == "for_others" and request.settings.serving.backend == "local":
@@ -82,7 +95,6 @@ def start(request: StageRequest, events: Events) -> StageResult:
             host = request.settings.serving.host
             client.find_or_start_keeper(request.server_folder, python_of("serve"), host, stays=True)
         return StageResult(stage="serve_start", reused=True)
-    phase = _phase(request)
     if request.settings.serving.backend == "local" and (whole := plan_here(request, (phase,))):
         whole.require_fit()
     handle = ensure_configured(

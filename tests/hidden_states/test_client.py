@@ -18,6 +18,7 @@ from aerie.hidden_states import client
 from aerie.hidden_states.client import Capture, CaptureTarget
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.hidden_states.protocol import failure_path, hook_failure_path, parse_request_id
+from aerie.hidden_states.record import CaptureRecord
 
 LAYERS = CapturedLayers(auxiliary=(1,), decoder_layers=3, hidden_size=4, dtype="bfloat16")
 ROWS = 12
@@ -29,6 +30,7 @@ class StandIn:
     def __init__(self, states):
         self.states = states
         self.requests: list[str] = []
+        self.replaced: list[str] = []
         self.in_flight = self.most_in_flight = 0
         self.misbehave = lambda *_: None
         self.url = ""
@@ -102,14 +104,19 @@ def rows() -> Iterator[CorpusRow]:
         yield CorpusRow(row=row, sample_id=f"s{row}", dataset="B1", split="train", input_ids=ids, loss_mask=ids * 0 + 1)
 
 
-def run(server, *, report=lambda _: None, every_seconds=60):
-    target = CaptureTarget(
-        url=server.url, states=server.states, layers=LAYERS, concurrency=4, request_timeout_seconds=5
+def run(server, *, renew=lambda: None, every_seconds=60):
+    target = CaptureTarget(url=server.url, concurrency=4, request_timeout_seconds=5)
+    done: list[int] = []
+    record = CaptureRecord(
+        server.states,
+        LAYERS,
+        taken=lambda row, _: done.append(row.row),
+        replaced=lambda problem: server.replaced.append(problem),
+        report=lambda _: None,
+        report_seconds=every_seconds,
     )
-    done = []
-    capture = Capture(target, lambda row, _: done.append(row.row))
-    capture.run(rows(), report, every_seconds)
-    return sorted(done), capture.progress
+    Capture(target, record, renew).run(rows())
+    return sorted(done), record.progress
 
 
 def test_every_row_is_sent_once_with_no_more_in_flight_than_allowed(server):
@@ -128,6 +135,7 @@ def test_files_of_an_interrupted_run_are_kept_and_its_bad_ones_captured_again(se
     _, progress = run(server)
     assert sorted(server.requests) == ["s2", "s7"]
     assert (progress.captured_rows, progress.present_rows) == (2, ROWS - 2)
+    assert server.replaced == ["s7.safetensors: states of 2 tokens; the corpus row has 3"]
     assert read_states(state_path(server.states, "s7")).token_ids.tolist() == [7, 8, 9]
 
 
@@ -214,9 +222,9 @@ def test_a_server_that_is_gone_is_retryable(server):
 
 
 def test_a_lost_lease_ends_the_capture_at_once(server):
-    def lost(_progress):
+    def lost():
         raise Retryable("the server's lease is gone")
 
     server.misbehave = lambda _number, _name, _body, answer: answer
     with pytest.raises(Retryable, match="lease is gone"):
-        run(server, report=lost, every_seconds=0.01)
+        run(server, renew=lost, every_seconds=0.01)

@@ -49,7 +49,7 @@ def test_the_reference_equals_what_transformers_calls_hidden_states(edition):
     reference = Reference(edition.request().settings)
     streams = reference.residual_streams(torch.tensor(IDS))
     with torch.inference_mode():
-        theirs = reference._model(torch.tensor([IDS]), output_hidden_states=True).hidden_states
+        theirs = reference._decoder(torch.tensor([IDS]), output_hidden_states=True).hidden_states
     torch.testing.assert_close(streams[:-1], torch.cat(theirs[:-1]))
     torch.testing.assert_close(reference._decoder.norm(streams[-1]), theirs[-1][0])
 

@@ -72,3 +72,11 @@ def test_airflow_is_given_the_executors_that_the_placement_names():
     assert executors(SETTINGS) == ()
     settings = placed(train={"executor": "EdgeExecutor"}, merge={"executor": "CeleryExecutor"})
     assert executors(settings) == ("CeleryExecutor", "airflow.providers.edge3.executors.EdgeExecutor")
+
+
+def test_a_capture_without_a_server_takes_its_turn_for_the_gpus():
+    settings = placed()
+    assert placement_arguments(settings, "capture")["pool"] == "aerie_server"
+    hidden_states = settings.hidden_states.model_copy(update={"backend": "transformers"})
+    elsewhere = settings.model_copy(update={"hidden_states": hidden_states})
+    assert placement_arguments(elsewhere, "capture")["pool"] == "aerie_gpus"

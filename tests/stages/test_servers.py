@@ -28,3 +28,17 @@ def test_a_server_of_somebody_else_is_never_stopped(external, tmp_path, monkeypa
 def test_stopping_where_nothing_runs_is_no_failure(make_request, tmp_path):
     request = make_request(phase="generate").model_copy(update={"server_folder": tmp_path / "server"})
     assert servers.stop(request, Events(tmp_path / "events")).reused
+
+
+def test_a_capture_that_needs_no_server_of_ours_has_none_started_or_planned(
+    make_request, settings, tmp_path, monkeypatch
+):
+    def touched(*_, **__):
+        raise AssertionError("a server was touched")
+
+    monkeypatch.setattr(servers, "ensure_configured", touched)
+    hidden_states = settings.hidden_states.model_copy(update={"backend": "transformers"})
+    request = make_request(settings.model_copy(update={"hidden_states": hidden_states}), phase="capture")
+    assert servers.start(request, Events(tmp_path / "events")).reused
+    assert "hidden_states.backend is transformers, which captures without a server" in (tmp_path / "events").read_text()
+    assert servers.phases_of(request.settings) == ("generate", "benchmark")

@@ -12,109 +12,76 @@ import aiohttp
 import tenacity
 
 from aerie.artefacts.corpus import CorpusRow
-from aerie.artefacts.state_files import state_name, state_path
+from aerie.artefacts.state_files import state_name
 from aerie.errors import AerieError, Failed, Retryable
-from aerie.hidden_states.check import CheckedState, check_state_file
-from aerie.hidden_states.layers import CapturedLayers
 from aerie.hidden_states.protocol import CapturedRequest, failure_path, hook_failure_path
+from aerie.hidden_states.record import CaptureRecord
 
 ATTEMPTS = 3
 FILE_TIMEOUT_SECONDS = 120.0
 FILE_POLL_SECONDS = 0.02
 
 
-@dataclass
-class CaptureProgress:
-    """What a capture has done so far."""
-
-    captured_rows: int = 0
-    captured_tokens: int = 0
-    present_rows: int = 0
-    bytes: int = 0
-
-
 @dataclass(frozen=True)
 class CaptureTarget:
-    """Where states are captured: the server's URL and launch, the folder that its hook writes into, and the shape."""
+    """The server that captures: its URL, how many requests it is sent at once, and how long one may take."""
 
     url: str
-    states: Path
-    layers: CapturedLayers
     concurrency: int
     request_timeout_seconds: float
 
 
 class Capture:
-    """One capture of corpus rows; ``done`` is called with each row's checked state file."""
+    """One capture of corpus rows through a server whose hooks write into the record's folder."""
 
-    def __init__(self, target: CaptureTarget, done: Callable[[CorpusRow, CheckedState], None]) -> None:
+    def __init__(self, target: CaptureTarget, record: CaptureRecord, renew: Callable[[], None]) -> None:
         self._target = target
-        self._done = done
-        self.progress = CaptureProgress()
+        self._record = record
+        self._renew = renew
 
-    def run(self, rows: Iterator[CorpusRow], report: Callable[[CaptureProgress], None], every_seconds: float) -> None:
-        """Capture ``rows``, skipping those whose state file is there and good.
+    def run(self, rows: Iterator[CorpusRow]) -> None:
+        """Capture ``rows``, skipping those whose state file is there and good; the lease is renewed all the while.
 
         Raises:
             Failed: the hook cannot capture, or a captured file is wrong.
             Retryable: the server stopped answering.
         """
-        hook_failure_path(self._target.states).unlink(missing_ok=True)
+        hook_failure_path(self._record.states).unlink(missing_ok=True)
         try:
-            asyncio.run(self._run(rows, report, every_seconds))
+            asyncio.run(self._run(rows))
         except ExceptionGroup as group:
             known = [error for error in group.exceptions if isinstance(error, AerieError)]
             if not known:
                 raise
             raise known[0] from None
 
-    async def _run(
-        self, rows: Iterator[CorpusRow], report: Callable[[CaptureProgress], None], every_seconds: float
-    ) -> None:
+    async def _run(self, rows: Iterator[CorpusRow]) -> None:
         timeout = aiohttp.ClientTimeout(total=self._target.request_timeout_seconds)
         connector = aiohttp.TCPConnector(limit=self._target.concurrency)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
-            reporter = group.create_task(self._report(report, every_seconds))
+            reporter = group.create_task(self._report())
             workers = [group.create_task(self._work(session, rows)) for _ in range(self._target.concurrency)]
             await asyncio.wait(workers)
             reporter.cancel()
-        report(self.progress)
 
-    async def _report(self, report: Callable[[CaptureProgress], None], every_seconds: float) -> None:
+    async def _report(self) -> None:
         while True:
-            await asyncio.sleep(every_seconds)
-            await asyncio.to_thread(report, self.progress)
+            await asyncio.sleep(self._record.report_seconds)
+            await asyncio.to_thread(self._renew)
+            await asyncio.to_thread(self._record.report)
 
     async def _work(self, session: aiohttp.ClientSession, rows: Iterator[CorpusRow]) -> None:
         for row in rows:
-            path = state_path(self._target.states, state_name(row.sample_id))
-            present = await asyncio.to_thread(self._present, path, row)
-            if present is None:
-                present = await self._capture(session, row, path)
-                self.progress.captured_rows += 1
-                self.progress.captured_tokens += present.tokens
-            else:
-                self.progress.present_rows += 1
-            self.progress.bytes += present.bytes
-            self._done(row, present)
+            if not await asyncio.to_thread(self._record.present, row):
+                await self._capture(session, row)
 
-    def _present(self, path: Path, row: CorpusRow) -> CheckedState | None:
-        """The state file as an earlier run left it; one that is not good is removed."""
-        if not path.exists():
-            return None
-        try:
-            return check_state_file(path, row.input_ids, self._target.layers)
-        except Failed:
-            path.unlink()
-            return None
-
-    async def _capture(self, session: aiohttp.ClientSession, row: CorpusRow, path: Path) -> CheckedState:
+    async def _capture(self, session: aiohttp.ClientSession, row: CorpusRow) -> None:
         request = CapturedRequest(name=state_name(row.sample_id), tokens=len(row.input_ids))
-        failure = failure_path(self._target.states, request.name)
+        failure = failure_path(self._record.states, request.name)
         failure.unlink(missing_ok=True)
         await self._prefill(session, row, request)
-        await self._wait(path, failure)
-        return await asyncio.to_thread(check_state_file, path, row.input_ids, self._target.layers)
+        await self._wait(self._record.path_of(row), failure)
+        await asyncio.to_thread(self._record.accept, row)
 
     @tenacity.retry(
         retry=tenacity.retry_if_exception_type(Retryable),
@@ -141,7 +108,7 @@ class Capture:
 
     async def _wait(self, path: Path, failure: Path) -> None:
         deadline = time.monotonic() + FILE_TIMEOUT_SECONDS
-        hook_failure = hook_failure_path(self._target.states)
+        hook_failure = hook_failure_path(self._record.states)
         while not path.exists():
             for reported in (failure, hook_failure):
                 if reported.exists():

@@ -19,8 +19,9 @@ IDENTITY_FILE = "capture.json"
 
 
 def capture_identity(request: StageRequest, layers: CapturedLayers) -> dict[str, Any]:
-    """What the values of a state file depend on besides its tokens."""
+    """What the values of a state file depend on besides its tokens; SGLang, which serves, goes without saying."""
     verifier = request.settings.verifier
+    backend = request.settings.hidden_states.backend
     return {
         "version": CAPTURE_VERSION,
         "verifier": checkpoint_fingerprint(verifier.path),
@@ -28,6 +29,7 @@ def capture_identity(request: StageRequest, layers: CapturedLayers) -> dict[str,
         "layers": list(layers.auxiliary),
         "hidden_size": layers.hidden_size,
         "dtype": layers.dtype,
+        **({} if backend == "sglang" else {"backend": backend}),
     }
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
 from aerie.artefacts.corpus import CorpusRow
 from aerie.artefacts.state_files import read_states, state_name, state_path
 from aerie.errors import Failed
+from aerie.hidden_states.decoder import layers_of, load_decoder, streams_of
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.settings.pipeline import PipelineSettings
-from aerie.settings.profile import checkpoint_code_allowed
 
 STORAGE_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-3}
 COMPUTE_TOLERANCE = {"float32": 0.0, "float16": 2e-2, "bfloat16": 5e-2}
@@ -73,26 +72,14 @@ def _require(row: CorpusRow, slot: int, layer: int, differences: torch.Tensor, t
 
 
 class Reference:
-    """The verifier in transformers, float32 on the CPU."""
+    """The verifier in transformers, float32 on the CPU, one row at a time."""
 
     def __init__(self, settings: PipelineSettings) -> None:
-        verifier = settings.verifier
-        trusted = checkpoint_code_allowed(
-            verifier.load_profile(), allowed=verifier.trust_remote_code, revision=verifier.revision
-        )
-        self._model = AutoModelForCausalLM.from_pretrained(
-            verifier.path, dtype=torch.float32, trust_remote_code=trusted
-        ).eval()
-        self._decoder = self._model.get_decoder()
+        self._decoder = load_decoder(settings, dtype=torch.float32, device="cpu")
+        self._layers = range(len(layers_of(self._decoder)) + 1)
 
     def residual_streams(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Residual streams entering each layer, then the last layer's output before the norm: [layers + 1, S, H]."""
-        before_norm: list[torch.Tensor] = []
-        hook = self._decoder.norm.register_forward_pre_hook(lambda _module, args: before_norm.append(args[0]))
-        try:
-            with torch.inference_mode():
-                output = self._decoder(input_ids[None], use_cache=False, output_hidden_states=True)
-        finally:
-            hook.remove()
-        # The last of transformers' hidden states is after the norm.
-        return torch.cat([*output.hidden_states[:-1], before_norm[0]])
+        with torch.inference_mode(), streams_of(self._decoder, self._layers) as streams:
+            self._decoder(input_ids[None], use_cache=False)
+            return torch.cat([streams[layer] for layer in self._layers])

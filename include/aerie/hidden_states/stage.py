@@ -1,8 +1,7 @@
 """The stages ``forecast`` and ``capture``."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
 from itertools import islice
 from typing import Any
 
@@ -14,16 +13,14 @@ from aerie.artefacts.state_files import link_rows, state_name, state_path, token
 from aerie.artefacts.state_index import INDEX_FILE, IndexedState, iterate_index, write_index
 from aerie.corpus.stage import read_corpus
 from aerie.errors import BadInput
+from aerie.hidden_states.backends import backend_of
 from aerie.hidden_states.check import CheckedState
-from aerie.hidden_states.client import Capture, CaptureProgress, CaptureTarget
 from aerie.hidden_states.forecast import Forecast, forecast_disk, require_fit
 from aerie.hidden_states.identity import bind_states, capture_identity
-from aerie.hidden_states.launch import capture_hooks
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import Parity, compare_with_transformers
+from aerie.hidden_states.record import CaptureProgress, CaptureRecord
 from aerie.hidden_states.streaming import window_bytes
-from aerie.serving.client import POOLED_QUEUE_SECONDS, renew
-from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.stages import Events, StageRequest, StageResult
 
 RENEWALS_PER_LEASE = 4
@@ -94,7 +91,7 @@ def _present_bytes(files: EditionFiles) -> int:
 
 
 def capture(request: StageRequest, events: Events) -> StageResult:
-    """Capture the hidden states of every corpus row inside a server, check each, and link them by row.
+    """Capture the hidden states of every corpus row, check each, and link them by row.
 
     State files that are there and good are kept; what is missing or wrong is captured.
 
@@ -114,11 +111,14 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     if answer is not None and not _changed_states(files):
         events.progress(f"nothing to do: the states of {answer.counts['files']} rows answer this corpus")
         return StageResult(stage="capture", reused=True, manifest=answer)
-    _require_context(request, corpus)
+    if request.settings.hidden_states.backend != "transformers":
+        _require_context(request, corpus)
     manifest_path.unlink(missing_ok=True)
     bind_states(files, identity, discard=request.force)
     require_fit(_forecast(request, corpus, layers))
-    captured = _capture_rows(request, corpus, layers, events)
+    started = time.monotonic()
+    captured, progress = _capture_rows(request, corpus, layers, events)
+    seconds = time.monotonic() - started
     parity = _parity(request, layers, events)
     link_rows(files.hidden_states, files.states, [state_name(state.sample_id) for state in captured])
     index = files.hidden_states / INDEX_FILE
@@ -132,6 +132,9 @@ def capture(request: StageRequest, events: Events) -> StageResult:
         "hidden_size": layers.hidden_size,
         "dtype": layers.dtype,
         "corpus_fingerprint": corpus.counts["corpus_fingerprint"],
+        "backend": request.settings.hidden_states.backend,
+        "captured_tokens": progress.captured_tokens,
+        "seconds": round(seconds, 1),
         "parity": vars(parity) if parity else None,
     }
     manifest = write_manifest(
@@ -175,22 +178,14 @@ def _require_context(request: StageRequest, corpus: Manifest) -> None:
         )
 
 
-@dataclass(frozen=True)
-class CaptureServer:
-    """A server launched with the capture hooks: its URL, and how to keep its lease."""
-
-    url: str
-    renew: Callable[[], None]
-
-
 def _capture_rows(
     request: StageRequest, corpus: Manifest, layers: CapturedLayers, events: Events
-) -> list[IndexedState]:
+) -> tuple[list[IndexedState], CaptureProgress]:
     files, settings = request.files, request.settings
     rows = corpus.counts["rows"]
     captured: dict[int, IndexedState] = {}
 
-    def done(row: CorpusRow, checked: CheckedState) -> None:
+    def taken(row: CorpusRow, checked: CheckedState) -> None:
         captured[row.row] = IndexedState(
             row=row.row,
             sample_id=row.sample_id,
@@ -200,10 +195,7 @@ def _capture_rows(
             token_ids_sha256=token_ids_sha256(row.input_ids),
         )
 
-    server = ensure_capture_server(request, events)
-
     def report(progress: CaptureProgress) -> None:
-        server.renew()
         events.progress(
             f"captured {progress.captured_rows} rows ({progress.captured_tokens} tokens), {progress.present_rows} "
             f"were there, of {rows}",
@@ -213,16 +205,17 @@ def _capture_rows(
         )
         events.metric(captured_rows=len(captured), captured_tokens=progress.captured_tokens)
 
-    target = CaptureTarget(
-        url=server.url,
-        states=files.states,
-        layers=layers,
-        concurrency=settings.hidden_states.concurrency,
-        request_timeout_seconds=settings.generation.request_timeout_seconds,
+    record = CaptureRecord(
+        files.states,
+        layers,
+        taken=taken,
+        replaced=lambda problem: events.progress(f"captured again: {problem}"),
+        report=report,
+        report_seconds=min(settings.generation.progress_seconds, settings.serving.lease_seconds / RENEWALS_PER_LEASE),
     )
-    report_seconds = min(settings.generation.progress_seconds, settings.serving.lease_seconds / RENEWALS_PER_LEASE)
-    Capture(target, done).run(iterate_rows(files.corpus / DATASET_FOLDER), report, report_seconds)
-    return [captured[row] for row in range(rows)]
+    backend_of(request, layers, events).capture(iterate_rows(files.corpus / DATASET_FOLDER), record)
+    record.report()
+    return [captured[row] for row in range(rows)], record.progress
 
 
 def _parity(request: StageRequest, layers: CapturedLayers, events: Events) -> Parity | None:
@@ -237,27 +230,3 @@ def _parity(request: StageRequest, layers: CapturedLayers, events: Events) -> Pa
         f"(allowed {parity.tolerance:g}), {parity.maximum_absolute:.2g} at most"
     )
     return parity
-
-
-def ensure_capture_server(request: StageRequest, events: Events) -> CaptureServer:
-    """Have a server of phase ``capture`` whose hooks write into the edition's folder of state files.
-
-    Raises:
-        BadInput: the settings cannot work in this phase.
-        AerieError: the server does not come up (``aerie.serving.client.ensure_server``).
-    """
-    settings = request.settings
-    handle = ensure_configured(
-        settings,
-        plan_configured(settings, "capture", forward_hooks=capture_hooks(request)),
-        folder=request.server_folder,
-        owner=request.run_id,
-        events=events,
-        queue_seconds=POOLED_QUEUE_SECONDS,
-        keeper=request.keeper,
-    )
-
-    def renew_lease() -> None:
-        renew(handle, lease_seconds=settings.serving.lease_seconds)
-
-    return CaptureServer(url=handle.url, renew=renew_lease)

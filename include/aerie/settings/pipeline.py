@@ -443,19 +443,54 @@ class VocabularySettings(Frozen):
     minimum_coverage: Share = 0.9
 
 
+class VllmSettings(Frozen):
+    """The ``vllm serve`` that the back end ``vllm`` captures through.
+
+    ``url`` is one that someone runs, launched with the command that Aerie shows; without it the stage starts one with
+    ``python``, the interpreter of an environment that has vLLM, and ends it. ``arguments`` are further ones of
+    ``vllm serve``.
+    """
+
+    url: ServerUrl | None = None
+    python: FilePath | None = None
+    arguments: tuple[str, ...] = ()
+
+
 class HiddenStateSettings(Frozen):
     """Capture. ``layers`` None takes the profile's, else speculators' default; ``free_share`` of the disk is spared.
+
+    ``backend`` says what computes the states: ``sglang``, hooks inside the server; ``transformers``, in the stage's own
+    process, for any architecture that it loads; ``vllm``, speculators' own extraction from a ``vllm serve``.
+    ``concurrency`` is requests in flight, or rows of one length in a forward pass of transformers.
 
     ``disk_limit_gib`` is what the states may take of the disk: a corpus that needs more is not captured whole but
     streamed, each state captured when the trainer comes to it, and removed once it is read. None: all are kept.
     """
 
+    backend: Literal["sglang", "transformers", "vllm"] = "sglang"
     layers: tuple[int, ...] | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     concurrency: PositiveInt = 32
     free_share: Share = 0.1
     disk_limit_gib: PositiveFloat | None = None
     parity_rows: Annotated[int, Field(ge=0)] = 4
+    vllm: VllmSettings = VllmSettings()
+
+    @property
+    def captures_in_server(self) -> bool:
+        """Whether a server of ours captures, so that a run has one for it."""
+        return self.backend == "sglang"
+
+    @model_validator(mode="after")
+    def _vllm_can_be_reached(self) -> Self:
+        if self.backend == "vllm" and (self.vllm.url is None) == (self.vllm.python is None):
+            raise ValueError(
+                "backend is vllm: expected either vllm.url, of a vllm serve that someone runs, or vllm.python, the "
+                "interpreter that has vLLM"
+            )
+        if self.backend != "vllm" and self.vllm != VllmSettings():
+            raise ValueError(f"vllm is for backend vllm: backend is {self.backend}; leave it out")
+        return self
 
 
 class TrainingSettings(Frozen):

@@ -1,0 +1,58 @@
+"""Capture by hooks inside an unpatched SGLang server: the kernels and the quantisation that serve."""
+
+from collections.abc import Iterator
+
+from aerie.artefacts.corpus import CorpusRow
+from aerie.hidden_states.client import Capture, CaptureTarget
+from aerie.hidden_states.launch import capture_hooks
+from aerie.hidden_states.record import CaptureRecord
+from aerie.serving.client import POOLED_QUEUE_SECONDS, ServerHandle, renew
+from aerie.serving.configured import ensure_configured, plan_configured
+from aerie.stages import Events, StageRequest
+
+
+class SglangBackend:
+    """Has a server of phase ``capture`` whose hooks write into the edition's folder of state files."""
+
+    def __init__(self, request: StageRequest, events: Events) -> None:
+        self._request = request
+        self._events = events
+
+    def capture(self, rows: Iterator[CorpusRow], record: CaptureRecord) -> None:
+        """As ``backends.Backend``.
+
+        Raises:
+            BadInput: the settings cannot work in this phase.
+            AerieError: the server does not come up (``aerie.serving.client.ensure_server``), or as ``Capture.run``.
+        """
+        settings = self._request.settings
+        handle = ensure_capture_server(self._request, self._events)
+        target = CaptureTarget(
+            url=handle.url,
+            concurrency=settings.hidden_states.concurrency,
+            request_timeout_seconds=settings.generation.request_timeout_seconds,
+        )
+
+        def renew_lease() -> None:
+            renew(handle, lease_seconds=settings.serving.lease_seconds)
+
+        Capture(target, record, renew_lease).run(rows)
+
+
+def ensure_capture_server(request: StageRequest, events: Events) -> ServerHandle:
+    """Have a server of phase ``capture`` whose hooks write into the edition's folder of state files.
+
+    Raises:
+        BadInput: the settings cannot work in this phase.
+        AerieError: the server does not come up (``aerie.serving.client.ensure_server``).
+    """
+    settings = request.settings
+    return ensure_configured(
+        settings,
+        plan_configured(settings, "capture", forward_hooks=capture_hooks(request)),
+        folder=request.server_folder,
+        owner=request.run_id,
+        events=events,
+        queue_seconds=POOLED_QUEUE_SECONDS,
+        keeper=request.keeper,
+    )
