@@ -7,7 +7,7 @@ Train rows come first, in shuffled order; validation rows are the tail, because 
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -68,10 +68,15 @@ class CorpusWriter:
         self._shards: list[str] = []
 
     def write_shard(self, table: pa.Table) -> Path:
-        """Append ``table`` (of ``CORPUS_SCHEMA``) as the next shard, in Arrow's stream format; return its path."""
+        """Append ``table`` (of ``CORPUS_SCHEMA``) as the next shard; return its path."""
+        return self.write_batches(table.to_batches(max_chunksize=ROWS_PER_RECORD_BATCH))
+
+    def write_batches(self, batches: Iterable[pa.RecordBatch]) -> Path:
+        """Append a shard of ``batches`` (of ``CORPUS_SCHEMA``) in Arrow's stream format; return its path."""
         path = self._folder / f"data-{len(self._shards):05d}.arrow"
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, CORPUS_SCHEMA) as writer:
-            writer.write_table(table, max_chunksize=ROWS_PER_RECORD_BATCH)
+            for batch in batches:
+                writer.write_batch(batch)
         self._shards.append(path.name)
         return path
 

@@ -23,8 +23,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     try:
         yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
+        sync_file(temporary)
         temporary.replace(path)
         sync_directory(path.parent)
     finally:
@@ -46,14 +45,19 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
-                with path.open("rb") as written:
-                    os.fsync(written.fileno())
+                sync_file(path)
         if folder.exists():
             shutil.rmtree(folder)
         temporary.replace(folder)
         sync_directory(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's bytes durable."""
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
 
 
 def sync_directory(directory: Path) -> None:

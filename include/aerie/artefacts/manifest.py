@@ -85,9 +85,11 @@ def describe_input(path: Path) -> InputFile:
     return InputFile(uri=path.resolve().as_uri(), sha256=sha256_of(path))
 
 
-def describe_output(path: Path, rows: int | None = None) -> OutputFile:
-    """Describe a file that was just written."""
-    return OutputFile(uri=path.resolve().as_uri(), bytes=path.stat().st_size, rows=rows, sha256=sha256_of(path))
+def describe_output(path: Path, rows: int | None = None, sha256: str | None = None) -> OutputFile:
+    """Describe a file that was just written; ``sha256`` spares its hash where the writer has it."""
+    return OutputFile(
+        uri=path.resolve().as_uri(), bytes=path.stat().st_size, rows=rows, sha256=sha256 or sha256_of(path)
+    )
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -2,15 +2,16 @@
 
 Every row gets an order key, the hash of seed and sample id: the permutation depends on nothing else, not on the order
 of files, the number of shards or an interruption. Rows are spilled into partitions by key, then each partition is
-sorted and becomes one shard, so that memory holds one partition and a few numbers a row.
+sorted and becomes one shard, so that memory holds some rows and a few numbers of every row.
 
 Equal prompts of different data sets are found here, not before generation: data sets are prepared and generated at
 different times, also in different runs, and only when all are there does it depend on nothing else which one stays.
+Two rows are the same if they answer the same prompt, which only rows of different data sets can, since ``prepare``
+takes a prompt once; rows that arrive tokenised, if their ids and masks are.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,29 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from aerie.artefacts.corpus import CORPUS_SCHEMA, CorpusWriter, Int64Array
+from aerie.artefacts.corpus import CORPUS_SCHEMA, ROWS_PER_RECORD_BATCH, CorpusWriter, Int64Array
+from aerie.artefacts.files import sha256_of, sync_file
 from aerie.artefacts.samples import count_tokens, iterate_sample_batches
 from aerie.corpus.equal_prompts import PromptHashes
-from aerie.corpus.rows import SPLITS, Origin, check_rows, order_keys, split_codes
+from aerie.corpus.limits import Limit
+from aerie.corpus.read_ahead import read_ahead
+from aerie.corpus.rows import BENCHMARK, SPLITS, VALIDATION, Origin, TokenRows, check_rows, order_keys, split_codes
+from aerie.corpus.selection import KEPT, REASONS, RowNumbers, Selection, repeated_keys
+from aerie.corpus.spill import Spill, SpilledRows
+from aerie.corpus.tally import DatasetStatistics, Tally, statistics_of
 from aerie.errors import Failed
 
-TRAIN, VALIDATION, BENCHMARK = (SPLITS.index(name) for name in ("train", "validation", "benchmark"))
-TOKENS_PER_PARTITION = 10_000_000
-SPILL_KEYS = ("order_key", "content_0", "content_1")
-SPILL_SCHEMA = pa.schema([*CORPUS_SCHEMA, *(pa.field(name, pa.uint64()) for name in SPILL_KEYS)])
-TOO_LONG, DUPLICATE, HELD_OUT, COPY_OF_HELD_OUT = "too_long", "duplicate", "held_out", "copy_of_held_out"
+TOKENS_PER_PARTITION = 20_000_000
+MOST_PARTITIONS = 64
+"""Of each split; three files a partition stay open, and a process may have 1,024."""
+
+TOKEN_COLUMNS = ("input_ids", "loss_mask")
+IDENTITY = ("order_key", "content_0", "content_1")
+ABOUT_SCHEMA = pa.schema(
+    [field for field in CORPUS_SCHEMA if field.name not in TOKEN_COLUMNS]
+    + [pa.field(name, pa.uint64()) for name in IDENTITY]
+    + [pa.field("dataset_number", pa.int16())]
+)
 
 
 @dataclass(frozen=True)
@@ -41,225 +54,92 @@ class Source:
     prompt_hashes: Path
 
 
-@dataclass
-class DatasetCounts:
-    """What was kept of one data set."""
+@dataclass(frozen=True)
+class Rules:
+    """What a merge keeps: rows up to ``maximum_length`` with ids below ``vocabulary_size``, shuffled by ``seed``.
 
-    rows: int = 0
-    tokens: int = 0
-    response_tokens: int = 0
-    longest_row_tokens: int = 0
+    ``caps`` and ``weights`` thin out data sets, by name (``aerie.corpus.limits``).
+    """
+
+    seed: int
+    maximum_length: int
+    vocabulary_size: int
+    caps: Mapping[str, Limit] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
+class Shard:
+    """A file of the corpus, on the disk for good."""
+
+    name: str
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Merged:
     """What a merge wrote; ``frequencies`` are counts of response tokens by id, int64 [V], by data set."""
 
     fingerprint: str
-    shards: list[tuple[Path, int]]
+    shards: Sequence[Shard]
     train_rows: int
     validation_rows: int
-    datasets: Mapping[str, DatasetCounts]
-    dropped: Mapping[str, int]
+    selection: Selection
+    datasets: Mapping[str, DatasetStatistics]
     frequencies: Mapping[str, Int64Array]
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Rows that were dropped, by reason."""
+        outcomes = np.bincount(self.selection.reasons, minlength=len(REASONS)).tolist()
+        return {reason: n for reason, n in zip(REASONS, outcomes, strict=True) if reason != REASONS[KEPT]}
 
     @property
     def counts(self) -> dict[str, Any]:
         """Counts for the manifest."""
-        kept = self.datasets.values()
+        by_dataset = {name: one.counts(self.frequencies[name]) for name, one in self.datasets.items()}
+        kept = by_dataset.values()
         total = np.sum(list(self.frequencies.values()), axis=0)
         return {
             "corpus_fingerprint": self.fingerprint,
             "rows": self.train_rows + self.validation_rows,
             "train_rows": self.train_rows,
             "validation_rows": self.validation_rows,
-            "tokens": sum(counts.tokens for counts in kept),
-            "response_tokens": sum(counts.response_tokens for counts in kept),
-            "longest_row_tokens": max(counts.longest_row_tokens for counts in kept),
+            "tokens": sum(counts["tokens"] for counts in kept),
+            "response_tokens": sum(counts["response_tokens"] for counts in kept),
+            "longest_row_tokens": max(counts["longest_row_tokens"] for counts in kept),
             "distinct_tokens": int(np.count_nonzero(total)),
-            "datasets": {name: vars(counts) for name, counts in self.datasets.items()},
-            "dropped": dict(self.dropped),
+            "datasets": by_dataset,
+            "dropped": self.dropped,
         }
 
 
-@dataclass
-class RowTable:
-    """A few numbers a row, for deduplication: one array a batch until ``joined``.
-
-    Two rows are the same if they answer the same prompt, which only rows of different data sets can, since ``prepare``
-    takes a prompt once; rows that arrive tokenised, if their ids and masks are.
-    """
-
-    keys: list[npt.NDArray[np.uint64]] = field(default_factory=lambda: [np.empty(0, np.uint64)])
-    contents: list[npt.NDArray[np.uint64]] = field(default_factory=lambda: [np.empty((0, 2), np.uint64)])
-    splits: list[npt.NDArray[np.int8]] = field(default_factory=lambda: [np.empty(0, np.int8)])
-    datasets: list[npt.NDArray[np.int16]] = field(default_factory=lambda: [np.empty(0, np.int16)])
-    held_out: list[npt.NDArray[np.uint64]] = field(default_factory=lambda: [np.empty((0, 2), np.uint64)])
-
-    def add(
-        self,
-        keys: npt.NDArray[np.uint64],
-        contents: npt.NDArray[np.uint64],
-        splits: npt.NDArray[np.int8],
-        dataset: int,
-    ) -> None:
-        """Add rows of the data set with this number: order keys [n], hashes of content [n, 2], splits [n]."""
-        self.keys.append(keys)
-        self.contents.append(contents)
-        self.splits.append(splits)
-        self.datasets.append(np.full(len(keys), dataset, np.int16))
-
-    def duplicates(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-        """Order keys of the rows to drop, and which of them are copies of a held-out row.
-
-        Of rows with the same content the one in the most precious split stays, then that of the first data set.
-        Prompts that are ``held_out``, for which there are no rows, come before all.
-        """
-        held_out = np.concatenate(self.held_out)
-        keys = np.concatenate([np.zeros(len(held_out), np.uint64), *self.keys])
-        contents = np.concatenate([held_out, *self.contents])
-        splits = np.concatenate([np.full(len(held_out), BENCHMARK, np.int8), *self.splits])
-        datasets = np.concatenate([np.full(len(held_out), -1, np.int16), *self.datasets])
-        order = np.lexsort((keys, datasets, splits, contents[:, 1], contents[:, 0]))
-        repeats = np.zeros(len(order), bool)
-        repeats[1:] = (contents[order][1:] == contents[order][:-1]).all(axis=1)
-        firsts = np.maximum.accumulate(np.where(repeats, 0, np.arange(len(order))))
-        dropped = repeats & (splits[order] != BENCHMARK)
-        copies = splits[order][firsts] < splits[order]
-        return keys[order][dropped], copies[dropped]
-
-    def check_sample_ids(self, sources: Sequence[Source]) -> None:
-        """Refuse two rows with one sample id.
-
-        Raises:
-            Failed: naming the data sets.
-        """
-        keys, datasets = np.concatenate(self.keys), np.concatenate(self.datasets)
-        order = np.argsort(keys, kind="stable")
-        same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
-        if len(same):
-            first, second = (sources[datasets[order[same[0] + i]]] for i in (0, 1))
-            raise Failed(
-                f"{len(same)} sample ids occur twice, first in {first.samples} and {second.samples}: a sample id must "
-                "name one prompt of one data set; validate both again"
-            )
-
-
-class Partitions:
-    """Rows spilled by order key, train rows before validation rows."""
-
-    def __init__(self, folder: Path, partitions: int) -> None:
-        self._folder = folder
-        self._partitions = partitions
-        self._writers: dict[int, Any] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def add(
-        self,
-        batch: pa.RecordBatch,
-        rows: Int64Array,
-        splits: npt.NDArray[np.int8],
-        keys: npt.NDArray[np.uint64],
-    ) -> None:
-        """Spill the ``rows`` of ``batch``, with their splits (train or validation) and order keys."""
-        slices = np.minimum((keys / 2.0**64 * self._partitions).astype(np.int64), self._partitions - 1)
-        partitions = slices + np.where(splits == VALIDATION, self._partitions, 0)
-        for partition in np.unique(partitions).tolist():
-            if partition not in self._writers:
-                self._writers[partition] = pa.ipc.new_file(str(self._path(partition)), SPILL_SCHEMA)
-            self._writers[partition].write_batch(batch.take(pa.array(rows[partitions == partition])))
-
-    def sorted_tables(self, dropped: npt.NDArray[np.uint64]) -> Iterator[pa.Table]:
-        """Yield the rows of each partition in the corpus' final order, without those whose key is ``dropped``."""
-        for writer in self._writers.values():
-            writer.close()
-        for partition in sorted(self._writers):
-            path = self._path(partition)
-            with pa.memory_map(str(path)) as source:
-                table = pa.ipc.open_file(source).read_all()
-                keys = table[SPILL_KEYS[0]].to_numpy()
-                order = np.argsort(keys, kind="stable")
-                yield table.take(pa.array(order[~np.isin(keys[order], dropped)])).combine_chunks()
-            path.unlink()
-
-    def _path(self, partition: int) -> Path:
-        return self._folder / f"partition-{partition}.arrow"
-
-
-class Tally:
-    """Counts, token frequencies and fingerprint of the rows that are written, in one pass."""
-
-    def __init__(self, datasets: Sequence[str], vocabulary_size: int) -> None:
-        self.counts = {dataset: DatasetCounts() for dataset in datasets}
-        self.frequencies = {dataset: np.zeros(vocabulary_size, np.int64) for dataset in datasets}
-        self.rows = {"train": 0, "validation": 0}
-        self._digest = hashlib.sha256()
-
-    def add(self, table: pa.Table) -> None:
-        """Count one sorted partition, whose rows share a split."""
-        self.rows[table["split"][0].as_py()] += table.num_rows
-        self._digest.update(np.stack([table[name].to_numpy() for name in SPILL_KEYS], axis=1).tobytes())
-        datasets = np.array(table["dataset"].to_pylist())
-        lengths = table["seq_len"].to_numpy()
-        ids, mask = (_values(table[name]) for name in ("input_ids", "loss_mask"))
-        for dataset in np.unique(datasets).tolist():
-            rows = datasets == dataset
-            tokens = np.repeat(rows, lengths)
-            trained = ids[tokens & (mask == 1)]
-            self.frequencies[dataset] += np.bincount(trained, minlength=len(self.frequencies[dataset]))
-            counts = self.counts[dataset]
-            counts.rows += int(rows.sum())
-            counts.tokens += int(tokens.sum())
-            counts.response_tokens += len(trained)
-            counts.longest_row_tokens = max(counts.longest_row_tokens, int(lengths[rows].max()))
-
-    def fingerprint(self) -> str:
-        """SHA-256, in hex, over order key and content of every row in order, and where the validation tail begins."""
-        digest = self._digest.copy()
-        digest.update(json.dumps(self.rows).encode())
-        return digest.hexdigest()
-
-
-def _values(column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    """Flat values of a list column."""
-    values: npt.NDArray[Any] = column.combine_chunks().flatten().to_numpy()
-    return values
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What a merge keeps: rows up to ``maximum_length`` with ids below ``vocabulary_size``, shuffled by ``seed``."""
-
-    seed: int
-    maximum_length: int
-    vocabulary_size: int
-
-
 class Merge:
-    """One merge into ``folder``, which is empty: ``read`` each source, then ``write``."""
+    """One merge into ``folder``, which is empty: every source is read, then the shards are written."""
 
     def __init__(self, folder: Path, sources: Sequence[Source], rules: Rules) -> None:
         self._folder = folder
         self._sources = sources
         self._rules = rules
-        self._table = RowTable()
-        self._dropped = dict.fromkeys((TOO_LONG, DUPLICATE, HELD_OUT, COPY_OF_HELD_OUT), 0)
-        self._spill = folder / "spill"
+        self._rows = [RowNumbers.none()]
+        self._held_out: list[npt.NDArray[np.uint64]] = [np.empty((0, 2), np.uint64)]
         tokens = sum(count_tokens(source.samples) for source in sources)
-        self._partitions = Partitions(self._spill, 1 + tokens // TOKENS_PER_PARTITION)
+        self._partitions = min(1 + tokens // TOKENS_PER_PARTITION, MOST_PARTITIONS)
+        self._tally = Tally(len(sources), rules.vocabulary_size)
+        self._spill = Spill(folder / "spill", ABOUT_SCHEMA)
 
     def run(self) -> Merged:
         """Merge.
 
         Raises:
             Failed: a row is wrong (``aerie.corpus.rows``), a sample id is used twice, a conversation is in two
-                splits, or no row is left to train on.
+                splits, a data set with a weight has no row, or no row is left to train on.
         """
         for number, source in enumerate(self._sources):
             self._read(number, source)
-        self._table.check_sample_ids(self._sources)
-        merged = self._write()
-        self._spill.rmdir()
+        selection = self._select()
+        merged = self._write(selection)
         if merged.train_rows == 0:
             raise Failed(f"no row is left to train on: dropped {merged.dropped}")
         return merged
@@ -268,64 +148,148 @@ class Merge:
         split_of: dict[str, int] = {}
         first_row = 0
         prompts = PromptHashes.read(source.prompt_hashes, self._rules.seed)
-        self._table.held_out.append(prompts.hashes[prompts.held_out])
-        for batch in iterate_sample_batches(source.samples):
+        self._held_out.append(prompts.hashes[prompts.held_out])
+        for batch in read_ahead(iterate_sample_batches(source.samples)):
             origin = Origin(source.samples, source.dataset, first_row)
-            self._take_in(batch, origin, number, prompts)
-            self._check_conversations(batch, split_of, origin)
+            self._take_in(batch, origin, number, prompts, split_of)
             first_row += batch.num_rows
 
-    def _take_in(self, batch: pa.RecordBatch, origin: Origin, number: int, prompts: PromptHashes) -> None:
-        rows = check_rows(batch, origin, vocabulary_size=self._rules.vocabulary_size)
+    def _take_in(
+        self, batch: pa.RecordBatch, origin: Origin, number: int, prompts: PromptHashes, split_of: dict[str, int]
+    ) -> None:
+        tokens = check_rows(batch, origin, vocabulary_size=self._rules.vocabulary_size)
         origin.refuse(
             batch, np.array(batch.column("dataset").to_pylist()) != origin.dataset, "the row names another data set"
         )
         splits = split_codes(batch, origin)
-        too_long, held_out = rows.lengths > self._rules.maximum_length, splits == BENCHMARK
-        self._dropped[HELD_OUT] += int(held_out.sum())
-        self._dropped[TOO_LONG] += int((too_long & ~held_out).sum())
         keys = order_keys(batch.column("sample_id").to_pylist(), self._rules.seed)
-        contents = rows.content_hashes()
-        asked = prompts.of(keys, otherwise=contents)
-        self._table.add(keys[~too_long], asked[~too_long], splits[~too_long], number)
-        kept = np.flatnonzero(~(too_long | held_out))
+        contents = tokens.content_hashes()
+        rows = RowNumbers(
+            keys=keys,
+            contents=prompts.of(keys, otherwise=contents),
+            splits=splits,
+            datasets=np.full(len(keys), number, np.int16),
+            tokens=tokens.lengths.astype(np.int32),
+            response_tokens=tokens.response_tokens.astype(np.int32),
+            reasoning_tokens=batch.column("reasoning_tokens").to_numpy(),
+        )
+        self._rows.append(rows)
         derived = {
-            "seq_len": rows.lengths.astype(np.int32),
-            **dict(zip(SPILL_KEYS, (keys, contents[:, 0], contents[:, 1]), strict=True)),
+            "seq_len": rows.tokens,
+            "dataset_number": rows.datasets,
+            **dict(zip(IDENTITY, (keys, contents[:, 0], contents[:, 1]), strict=True)),
         }
-        arrays = [
-            pa.array(derived[column.name]) if column.name in derived else batch.column(column.name).cast(column.type)
-            for column in SPILL_SCHEMA
-        ]
-        spilled = pa.RecordBatch.from_arrays(arrays, schema=SPILL_SCHEMA)
-        self._partitions.add(spilled, kept, splits[kept], keys[kept])
+        about = pa.RecordBatch.from_arrays(
+            [
+                pa.array(derived[column.name]) if column.name in derived else batch.column(column.name)
+                for column in ABOUT_SCHEMA
+            ],
+            schema=ABOUT_SCHEMA,
+        )
+        kept = np.flatnonzero((rows.tokens <= self._rules.maximum_length) & (splits != BENCHMARK))
+        partitions = self._partitions_of(keys[kept], splits[kept])
+        order = np.argsort(partitions, kind="stable")
+        chosen = tokens.take(kept[order])
+        self._tally.count(number, chosen)
+        self._spill.add(about.take(pa.array(kept[order])), chosen, partitions[order])
+        _check_conversations(batch, splits, split_of, origin)
 
-    @staticmethod
-    def _check_conversations(batch: pa.RecordBatch, split_of: dict[str, int], origin: Origin) -> None:
-        conversations = batch.column("conversation_id").to_pylist()
-        splits = split_codes(batch, origin).tolist()
-        straddles = [split_of.setdefault(c, s) != s for c, s in zip(conversations, splits, strict=True)]
-        origin.refuse(batch, np.array(straddles, bool), "its conversation is also in another split")
+    def _partitions_of(self, keys: npt.NDArray[np.uint64], splits: npt.NDArray[np.int8]) -> Int64Array:
+        """Partitions in the order of keys, those of the training split before those of validation."""
+        slices = np.minimum((keys / 2.0**64 * self._partitions).astype(np.int64), self._partitions - 1)
+        return slices + np.where(splits == VALIDATION, self._partitions, 0)
 
-    def _write(self) -> Merged:
-        duplicates, copies = self._table.duplicates()
-        self._dropped[COPY_OF_HELD_OUT] += int(copies.sum())
-        self._dropped[DUPLICATE] += int((~copies).sum())
-        tally = Tally([source.dataset for source in self._sources], self._rules.vocabulary_size)
+    def _select(self) -> Selection:
+        rows, rules = RowNumbers.joined(self._rows), self._rules
+        repeated = repeated_keys(rows.keys)
+        if len(repeated):
+            first, second = (self._sources[number].samples for number in rows.datasets[repeated[0]])
+            raise Failed(
+                f"{len(repeated)} sample ids occur twice, first in {first} and {second}: a sample id must "
+                "name one prompt of one data set; validate both again"
+            )
+        selection = Selection.of(rows, maximum_length=rules.maximum_length)
+        selection.drop_copies(np.concatenate(self._held_out))
+        numbers = {source.dataset: number for number, source in enumerate(self._sources)}
+        selection.limit(
+            {numbers[name]: cap for name, cap in rules.caps.items() if name in numbers},
+            {numbers[name]: weight for name, weight in rules.weights.items() if name in numbers},
+        )
+        return selection
+
+    def _write(self, selection: Selection) -> Merged:
+        kept = np.sort(selection.rows.keys[selection.reasons == KEPT])
         writer = CorpusWriter(self._folder)
-        shards = []
-        for table in self._partitions.sorted_tables(duplicates):
-            if table.num_rows:
-                tally.add(table)
-                shards.append((writer.write_shard(table.drop_columns(list(SPILL_KEYS))), table.num_rows))
-        fingerprint = tally.fingerprint()
+        finished: list[Future[Shard]] = []
+        with ThreadPoolExecutor(max_workers=1) as finishing:
+            for partition in self._spill.partitions():
+                rows, others = _final_order(partition, kept)
+                self._count_off(partition, others)
+                if len(rows):
+                    path = writer.write_batches(self._batches(partition, rows))
+                    finished.append(finishing.submit(_finish, path, len(rows)))
+        fingerprint = self._tally.fingerprint()
         writer.close(fingerprint=fingerprint)
+        datasets = [source.dataset for source in self._sources]
         return Merged(
             fingerprint=fingerprint,
-            shards=shards,
-            train_rows=tally.rows["train"],
-            validation_rows=tally.rows["validation"],
-            datasets=tally.counts,
-            dropped=self._dropped,
-            frequencies=tally.frequencies,
+            shards=[shard.result() for shard in finished],
+            train_rows=self._tally.train_rows,
+            validation_rows=self._tally.validation_rows,
+            selection=selection,
+            datasets=statistics_of(selection, datasets),
+            frequencies=self._tally.frequencies(datasets),
         )
+
+    def _batches(self, partition: SpilledRows, rows: Int64Array) -> Iterator[pa.RecordBatch]:
+        """The ``rows`` of a partition as record batches of the corpus."""
+        about = partition.about.combine_chunks()
+        split = SPLITS.index(about["split"][0].as_py())
+        for some in _pieces(rows):
+            columns = about.take(pa.array(some)).to_batches()[0]
+            self._tally.add_rows(split, np.stack([columns.column(name).to_numpy() for name in IDENTITY], axis=1))
+            yield _record_batch(columns, partition.tokens.take(some))
+
+    def _count_off(self, partition: SpilledRows, rows: Int64Array) -> None:
+        numbers = partition.about["dataset_number"].to_numpy()[rows]
+        for number in np.unique(numbers).tolist():
+            for some in _pieces(rows[numbers == number]):
+                self._tally.count_off(number, partition.tokens.take(some))
+
+
+def _check_conversations(
+    batch: pa.RecordBatch, splits: npt.NDArray[np.int8], split_of: dict[str, int], origin: Origin
+) -> None:
+    conversations = batch.column("conversation_id").to_pylist()
+    straddles = [split_of.setdefault(c, s) != s for c, s in zip(conversations, splits.tolist(), strict=True)]
+    origin.refuse(batch, np.array(straddles, bool), "its conversation is also in another split")
+
+
+def _final_order(partition: SpilledRows, kept: npt.NDArray[np.uint64]) -> tuple[Int64Array, Int64Array]:
+    """Rows of a partition whose order key is among ``kept`` (sorted), by that key, and the others."""
+    keys = partition.about[IDENTITY[0]].to_numpy()
+    order = np.argsort(keys, kind="stable")
+    stays = np.searchsorted(kept, keys[order], side="left") < np.searchsorted(kept, keys[order], side="right")
+    return order[stays], order[~stays]
+
+
+def _pieces(rows: Int64Array) -> Iterator[Int64Array]:
+    """``rows``, as many at a time as a record batch has."""
+    for first in range(0, len(rows), ROWS_PER_RECORD_BATCH):
+        yield rows[first : first + ROWS_PER_RECORD_BATCH]
+
+
+def _record_batch(about: pa.RecordBatch, tokens: TokenRows) -> pa.RecordBatch:
+    offsets = pa.array(tokens.offsets.astype(np.int32))
+    lists = {
+        name: pa.ListArray.from_arrays(offsets, pa.array(values))
+        for name, values in zip(TOKEN_COLUMNS, (tokens.ids, tokens.mask), strict=True)
+    }
+    columns = [lists[column.name] if column.name in lists else about.column(column.name) for column in CORPUS_SCHEMA]
+    return pa.RecordBatch.from_arrays(columns, schema=CORPUS_SCHEMA)
+
+
+def _finish(path: Path, rows: int) -> Shard:
+    """Make a shard durable, and hash it, while the next one is written."""
+    sync_file(path)
+    return Shard(path.name, rows, sha256_of(path))

@@ -3,17 +3,20 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from aerie.errors import Failed
 
 SPLITS = ("benchmark", "validation", "train")
 """In order of precedence: what is held out is never trained on."""
+BENCHMARK, VALIDATION, TRAIN = range(len(SPLITS))
 
 CONTENT_HASH_BYTES = 16
 
@@ -37,14 +40,23 @@ class TokenRows:
         """Tokens of each row."""
         return np.diff(self.offsets)
 
-    @property
+    @cached_property
     def response_tokens(self) -> npt.NDArray[np.int64]:
         """Tokens of each row where the mask is 1."""
-        return self.sums(self.mask)
+        trained = self.mask.view(np.bool_)
+        return np.array([np.count_nonzero(trained[begin:end]) for begin, end in pairwise(self.offsets.tolist())], int)
 
     def sums(self, values: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
         """Sum of ``values`` (one a token) over each row, none of which is empty."""
         return np.asarray(np.add.reduceat(values, self.offsets[:-1], dtype=np.int64))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "TokenRows":
+        """These rows in this order, as copies."""
+        begins, ends = self.offsets[rows], self.offsets[rows + 1]
+        slices = list(map(slice, begins.tolist(), ends.tolist()))
+        ids = np.concatenate([self.ids[:0], *map(self.ids.__getitem__, slices)])
+        mask = np.concatenate([self.mask[:0], *map(self.mask.__getitem__, slices)])
+        return TokenRows(ids=ids, mask=mask, offsets=np.concatenate([[0], np.cumsum(ends - begins)]))
 
     def content_hashes(self) -> npt.NDArray[np.uint64]:
         """Hash of each row's ids and mask, uint64 [n, 2]: equal hashes are the same training row."""
@@ -93,13 +105,13 @@ def check_rows(batch: pa.RecordBatch, origin: Origin, *, vocabulary_size: int) -
     lengths, mask_lengths = np.diff(id_offsets), np.diff(mask_offsets)
     origin.refuse(batch, lengths != mask_lengths, "input_ids and loss_mask differ in length")
     origin.refuse(batch, lengths == 0, "the row has no tokens")
-    rows = TokenRows(ids=ids.astype(np.int32), mask=mask.astype(np.int8), offsets=id_offsets)
-    for wrong, problem in (
-        ((ids < 0) | (ids >= vocabulary_size), f"a token id is outside the vocabulary of {vocabulary_size}"),
-        ((mask != 0) & (mask != 1), "loss_mask holds something other than 0 and 1"),
+    rows = TokenRows(ids=ids.astype(np.int32, copy=False), mask=mask.astype(np.int8, copy=False), offsets=id_offsets)
+    for values, end, problem in (
+        (rows.ids.view(np.uint32), vocabulary_size, f"a token id is outside the vocabulary of {vocabulary_size}"),
+        (rows.mask.view(np.uint8), 2, "loss_mask holds something other than 0 and 1"),
     ):
-        if wrong.any():
-            origin.refuse(batch, rows.sums(wrong) > 0, problem)
+        if len(values) and values.max() >= end:  # as unsigned numbers, negative ones are large
+            origin.refuse(batch, rows.sums(values >= end) > 0, problem)
     origin.refuse(batch, rows.response_tokens == 0, "loss_mask is all zeros, nothing would be trained")
     return rows
 
@@ -110,7 +122,8 @@ def split_codes(batch: pa.RecordBatch, origin: Origin) -> npt.NDArray[np.int8]:
     Raises:
         Failed: a split has another name.
     """
-    codes = np.array([SPLITS.index(s) if s in SPLITS else -1 for s in batch.column("split").to_pylist()], np.int8)
+    found = pc.index_in(batch.column("split"), pa.array(SPLITS)).fill_null(-1)
+    codes: npt.NDArray[np.int8] = found.to_numpy(zero_copy_only=False).astype(np.int8)
     origin.refuse(batch, codes < 0, f"unknown split: expected one of {', '.join(SPLITS)}")
     return codes
 
@@ -118,4 +131,5 @@ def split_codes(batch: pa.RecordBatch, origin: Origin) -> npt.NDArray[np.int8]:
 def _flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Values and offsets of a list column, the offsets starting at 0."""
     offsets = column.offsets.to_numpy().astype(np.int64)
-    return column.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+    values = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+    return values.to_numpy(), offsets - offsets[0]

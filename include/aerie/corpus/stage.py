@@ -1,5 +1,7 @@
 """The stages ``merge`` and ``vocabulary``."""
 
+from dataclasses import asdict
+
 from aerie.artefacts.corpus import (
     DATASET_FOLDER,
     INFO_FILE,
@@ -26,7 +28,7 @@ from aerie.corpus.vocabulary import choose, forced_tokens, measure_coverage, req
 from aerie.errors import Failed
 from aerie.stages import Events, StageRequest, StageResult
 
-MERGE_VERSION = 2
+MERGE_VERSION = 3
 """Raised when the same samples would become another corpus."""
 
 
@@ -47,7 +49,7 @@ def merge(request: StageRequest, events: Events) -> StageResult:
         maximum_length=request.settings.corpus.maximum_length,
         vocabulary_size=verifier.vocabulary_size,
     )
-    fingerprint = fingerprint_of({"version": MERGE_VERSION, **vars(rules)})
+    fingerprint = fingerprint_of({"version": MERGE_VERSION, **asdict(rules)})
     manifest_path = files.manifest("merge")
     answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
     if answer is not None:
@@ -58,8 +60,9 @@ def merge(request: StageRequest, events: Events) -> StageResult:
     with atomic_folder(files.corpus / DATASET_FOLDER) as folder:
         merged = Merge(folder, sources, rules).run()
     frequency_paths = write_token_frequencies(files.corpus, merged.frequencies)
-    shards = [(files.corpus / DATASET_FOLDER / path.name, rows) for path, rows in merged.shards]
-    described = [describe_output(path, rows) for path, rows in shards]
+    described = [
+        describe_output(files.corpus / DATASET_FOLDER / shard.name, shard.rows, shard.sha256) for shard in merged.shards
+    ]
     others = [files.corpus / DATASET_FOLDER / name for name in (STATE_FILE, INFO_FILE)]
     manifest = write_manifest(
         manifest_path,
@@ -132,8 +135,8 @@ def _report(merged: Merged, events: Events) -> None:
         f"corpus of {counts['rows']} rows ({counts['train_rows']} train, {counts['validation_rows']} validation), "
         f"{counts['tokens']} tokens, {counts['response_tokens']} of responses; dropped {counts['dropped']}"
     )
-    for dataset, kept in merged.datasets.items():
-        events.metric(dataset=dataset, corpus_rows=kept.rows, corpus_tokens=kept.tokens)
+    for dataset, kept in counts["datasets"].items():
+        events.metric(dataset=dataset, corpus_rows=kept["rows"], corpus_tokens=kept["tokens"])
 
 
 def read_corpus(files: EditionFiles) -> tuple[Manifest, list[InputFile]]:

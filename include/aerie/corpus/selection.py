@@ -1,0 +1,139 @@
+"""Which rows stay: a few numbers a row for all rows of a merge, and why each of the others is dropped.
+
+It depends on seed, sample ids and contents only: not on the order of files, nor on how rows were partitioned.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from aerie.corpus.limits import Limit, shares_of
+from aerie.corpus.rows import BENCHMARK
+
+Uint64Array = npt.NDArray[np.uint64]
+Int32Array = npt.NDArray[np.int32]
+
+REASONS = ("kept", "held_out", "too_long", "duplicate", "copy_of_held_out", "over_cap", "over_weight")
+"""What becomes of a row. ``held_out``: for the benchmark. The last two: ``corpus.caps`` and ``corpus.weights``."""
+KEPT, HELD_OUT, TOO_LONG, DUPLICATE, COPY_OF_HELD_OUT, OVER_CAP, OVER_WEIGHT = range(len(REASONS))
+
+
+@dataclass(frozen=True)
+class RowNumbers:
+    """Numbers of n rows.
+
+    ``keys`` uint64 [n] are order keys, ``contents`` uint64 [n, 2] hashes of what makes two rows the same, ``splits``
+    int8 [n] and ``datasets`` int16 [n] indices, the rest int32 [n] counts of tokens.
+    """
+
+    keys: Uint64Array
+    contents: Uint64Array
+    splits: npt.NDArray[np.int8]
+    datasets: npt.NDArray[np.int16]
+    tokens: Int32Array
+    response_tokens: Int32Array
+    reasoning_tokens: Int32Array
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All rows of ``parts``, of which there is at least one."""
+        names = cls.__dataclass_fields__
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+    @classmethod
+    def none(cls) -> Self:
+        """No rows."""
+        numbers = np.empty(0, np.int32)
+        return cls(
+            keys=np.empty(0, np.uint64),
+            contents=np.empty((0, 2), np.uint64),
+            splits=np.empty(0, np.int8),
+            datasets=np.empty(0, np.int16),
+            tokens=numbers,
+            response_tokens=numbers,
+            reasoning_tokens=numbers,
+        )
+
+
+@dataclass
+class Selection:
+    """The rows of a merge and what becomes of each: ``reasons`` int8 [n], indices of ``REASONS``.
+
+    ``same_as`` uint64 [n] is the order key of the row that stays in place of a copy, 0 where there is none.
+    """
+
+    rows: RowNumbers
+    reasons: npt.NDArray[np.int8]
+    same_as: Uint64Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.same_as = np.zeros(len(self.reasons), np.uint64)
+
+    @classmethod
+    def of(cls, rows: RowNumbers, *, maximum_length: int) -> Self:
+        """The rows, without those held out for the benchmark and those longer than ``maximum_length`` tokens."""
+        reasons = np.zeros(len(rows.keys), np.int8)
+        reasons[rows.tokens > maximum_length] = TOO_LONG
+        reasons[rows.splits == BENCHMARK] = HELD_OUT
+        return cls(rows, reasons)
+
+    def drop_copies(self, held_out: Uint64Array) -> None:
+        """Drop all but one of the rows with one content.
+
+        The one in the most precious split stays, then that of the first data set. Contents that are ``held_out``
+        (uint64 [m, 2]), for which there are no rows, come before all.
+        """
+        taking_part = np.flatnonzero((self.reasons == KEPT) | (self.reasons == HELD_OUT))
+        none, rows = len(held_out), self.rows
+        keys = np.concatenate([np.zeros(none, np.uint64), rows.keys[taking_part]])
+        contents = np.concatenate([held_out, rows.contents[taking_part]])
+        splits = np.concatenate([np.full(none, BENCHMARK, np.int8), rows.splits[taking_part]])
+        datasets = np.concatenate([np.full(none, -1, np.int16), rows.datasets[taking_part]])
+        order = np.lexsort((keys, datasets, splits, contents[:, 1], contents[:, 0]))
+        repeats = np.zeros(len(order), bool)
+        repeats[1:] = (contents[order][1:] == contents[order][:-1]).all(axis=1)
+        firsts = np.maximum.accumulate(np.where(repeats, 0, np.arange(len(order))))
+        dropped = np.flatnonzero(repeats & (splits[order] != BENCHMARK))
+        of_held_out = splits[order][firsts[dropped]] < splits[order][dropped]
+        places = taking_part[order[dropped] - none]
+        self.reasons[places] = np.where(of_held_out, COPY_OF_HELD_OUT, DUPLICATE)
+        self.same_as[places] = keys[order][firsts[dropped]]
+
+    def limit(self, caps: Mapping[int, Limit], weights: Mapping[int, float]) -> None:
+        """Thin out data sets (by number): first to their own cap, then to each other's weights."""
+        sampling = sampling_keys(self.rows.keys)
+        for dataset, cap in caps.items():
+            self._thin_out(dataset, cap, sampling, OVER_CAP)
+        left = {dataset: int(self.rows.response_tokens[self._kept(dataset)].sum()) for dataset in weights}
+        for dataset, response_tokens in shares_of(left, weights).items():
+            self._thin_out(dataset, Limit(response_tokens=response_tokens), sampling, OVER_WEIGHT)
+
+    def _kept(self, dataset: int) -> npt.NDArray[np.int64]:
+        return np.flatnonzero((self.rows.datasets == dataset) & (self.reasons == KEPT))
+
+    def _thin_out(self, dataset: int, limit: Limit, sampling: Uint64Array, reason: int) -> None:
+        places = self._kept(dataset)
+        order = places[np.argsort(sampling[places], kind="stable")]
+        kept = limit.rows_within(self.rows.response_tokens[order])
+        self.reasons[order[kept:]] = reason
+
+
+def repeated_keys(keys: Uint64Array) -> npt.NDArray[np.int64]:
+    """Pairs of rows with the same order key: int64 [m, 2]."""
+    order = np.argsort(keys, kind="stable")
+    same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+    return np.stack([order[same], order[same + 1]], axis=1)
+
+
+def sampling_keys(keys: Uint64Array) -> Uint64Array:
+    """Another order of the same rows, as random as the first: a sample by it is spread over the whole shuffle.
+
+    The finaliser of SplitMix64, a bijection.
+    """
+    mixed = keys + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
