@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from aerie.artefacts.drafter_record import drafter_id_of
 from aerie.artefacts.manifest import Manifest
 from aerie.errors import BadInput
 from aerie.pipeline import STEPS, RunParameters
-from aerie.recording import drafter_id_of
 from aerie.serving.timeline import PhaseHours, Range, later_phases
 from aerie.settings.pipeline import PipelineSettings, keys_in_order
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aerie.recording import drafter_id_of
+from aerie.artefacts.drafter_record import drafter_id_of
 from aerie.stages import StageRequest, StageResult
 
 

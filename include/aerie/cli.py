@@ -9,6 +9,7 @@ import typer
 
 from aerie import __version__
 from aerie.alerts_commands import app as alerts
+from aerie.deploy_command import deploy
 from aerie.errors import AerieError
 from aerie.judging_commands import import_responses, show, validate
 from aerie.masking import masked
@@ -25,7 +26,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 database = typer.Typer(no_args_is_help=True, help="Aerie's own database.")
 app.add_typer(database, name="db")
 app.add_typer(profiles, name="profile")
-for command in (plan, validate, show, import_responses, fetch_model):
+for command in (plan, validate, show, import_responses, fetch_model, deploy):
     app.command()(command)
 app.add_typer(alerts, name="alerts")
 app.add_typer(quarantine, name="quarantine")

@@ -7,11 +7,11 @@ from urllib.parse import urlparse
 
 from pydantic import ValidationError, model_validator
 
+from aerie.artefacts.drafter_record import drafter_id_of
 from aerie.artefacts.layout import EditionFiles, EditionName
 from aerie.artefacts.manifest import path_of, read_manifest
 from aerie.errors import BadInput, one_line
 from aerie.pipeline import DEFAULT_EDITION
-from aerie.recording import drafter_id_of
 from aerie.settings.benchmark_target import BenchmarkTarget
 from aerie.settings.machine import data_root, models_root, server_folder
 from aerie.settings.pipeline import DATASET_KEYS, BenchmarkSettings, PipelineSettings, PositiveInt, ServerUrl

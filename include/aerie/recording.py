@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from aerie.artefacts.drafter_record import drafter_id_of
 from aerie.artefacts.observations import Observation
 from aerie.artefacts.previews import iterate_previews
 from aerie.artefacts.samples import iterate_verdicts
@@ -79,7 +80,7 @@ def _record_drafter(connection: Connection, request: StageRequest, result: Stage
         connection,
         drafter_id=drafter_id_of(request.edition, drafter_fingerprint(result)),
         edition=request.edition,
-        uri=request.files.drafter.as_uri(),
+        uri=result.data.get("uri") or request.files.drafter.as_uri(),
         state={"export": "exported", "benchmark": "accepted", "publish": "published"}[result.stage],
         training=counts if result.stage == "export" else None,
         benchmark=counts if result.stage == "benchmark" else None,
@@ -117,11 +118,6 @@ def _record_drafter_benchmark(connection: Connection, request: StageRequest, res
             concurrency=measured["settings"]["concurrency"],
             document=measured,
         )
-
-
-def drafter_id_of(edition: str, fingerprint: str) -> str:
-    """Name of a drafter in the registry, from the fingerprint of its export."""
-    return f"{edition}-{fingerprint[:12]}"
 
 
 def drafter_fingerprint(result: StageResult) -> str:

@@ -28,7 +28,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 Owner = Annotated[str | None, typer.Option(help="Who holds it: a run's id, or a name (default: yours on this host).")]
 
 
-class _Terminal(Events):
+class Terminal(Events):
     """Events of a stage, told to the person at the terminal."""
 
     def __init__(self) -> None:
@@ -39,11 +39,12 @@ class _Terminal(Events):
             typer.echo(f"aerie: {fields['message']}", err=True)
 
 
-def _me() -> str:
+def me() -> str:
+    """Who holds a server that is asked for at this terminal."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def _seconds(text: str) -> float:
+def seconds_of(text: str) -> float:
     """A duration such as 90s, 30m or 12h in seconds."""
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if parts is None or not float(parts[1]):
@@ -127,8 +128,8 @@ def ensure(
     """
     from aerie.serving import client
 
-    seconds = _seconds(hold)
-    who = owner or _me()
+    seconds = seconds_of(hold)
+    who = owner or me()
     if client.remote_keeper():
         handle = _ensure_there(who, seconds)
     else:
@@ -158,7 +159,7 @@ def _ensure_here(phase: Phase, edition: str, owner: str, seconds: float, *, reap
         plan_of(request, phase),
         folder=server_folder(),
         owner=owner,
-        events=_Terminal(),
+        events=Terminal(),
     )
 
 
@@ -176,7 +177,7 @@ def _ensure_there(owner: str, seconds: float) -> "ServerHandle":
         owner=owner,
         python=Path(sys.executable),
         lease_seconds=seconds,
-        report=_Terminal().progress,
+        report=Terminal().progress,
     )
 
 
@@ -189,7 +190,7 @@ def stop(
     from aerie.serving import client
     from aerie.settings.machine import server_folder
 
-    who = owner or _me()
+    who = owner or me()
     before = client.status(server_folder())
     if before is None:
         typer.echo(f"no server of ours runs{_external()}")

@@ -113,7 +113,7 @@ def _function(command: StageCommand) -> Callable[..., None]:
 
     def run(*, edition: str, preset: str | None, config: Path | None, force: bool, json: bool, **asked: Any) -> None:
         datasets = asked.pop("dataset", None)
-        settings = with_settings(_settings(preset, config), command, asked)
+        settings = with_settings(chosen_settings(preset, config), command, asked)
         for dataset in datasets_of(settings, command, datasets):
             result = run_stage(command.stage, settings, edition=edition, dataset=dataset, force=force)
             typer.echo(result.model_dump_json(indent=2, by_alias=True) if json else summary_of(result, dataset))
@@ -134,7 +134,12 @@ def _function(command: StageCommand) -> Callable[..., None]:
     return run
 
 
-def _settings(preset: str | None, config: Path | None) -> PipelineSettings:
+def chosen_settings(preset: str | None, config: Path | None) -> PipelineSettings:
+    """The configuration that a command is given, else the one in use.
+
+    Raises:
+        BadInput: two are given, or it cannot be read.
+    """
     from aerie.settings.machine import settings_path
     from aerie.settings.pipeline import load_settings
     from aerie.settings.presets import preset_path
@@ -215,7 +220,10 @@ def run_stage(
         settings, _parameters(settings, edition, force=force), run_id=run_id, dataset=dataset, stage=stage
     )
     folder, console = run_folder(run_id), Console(stderr=True)
-    with _ended_cleanly(stage), _store() as connection:
+    with (
+        ended_cleanly(f"stage {stage} was interrupted and has ended; the same command goes on from what it kept"),
+        _store() as connection,
+    ):
         try:
             return _run(stage, request, folder / stage, connection, console)
         finally:
@@ -275,8 +283,12 @@ def _store() -> "Iterator[Connection | None]":
 
 
 @contextmanager
-def _ended_cleanly(stage: str) -> Iterator[None]:
-    """Have SIGTERM end the block as Ctrl-C does, with all that is to be done at its end; say how it ended."""
+def ended_cleanly(said: str) -> Iterator[None]:
+    """Have SIGTERM end the block as Ctrl-C does, with all that is to be done at its end; say how it ended.
+
+    Raises:
+        typer.Exit: it was interrupted.
+    """
 
     def leave(_number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + signal.SIGTERM)
@@ -285,7 +297,7 @@ def _ended_cleanly(stage: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _say(f"stage {stage} was interrupted and has ended; the same command goes on from what it kept")
+        _say(said)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -201,7 +201,7 @@ STAGES: Mapping[str, Stage] = {
         Stage("export", "model", "aerie.training.stage:export"),
         Stage("benchmark", "airflow", "aerie.benchmark.stage:benchmark"),
         Stage("benchmark_drafter", "airflow", "aerie.benchmark.any_drafter:benchmark_drafter"),
-        Stage("publish", "model", "aerie.training.stage:publish"),
+        Stage("publish", "model", "aerie.training.publishing:publish"),
     )
 }
 

@@ -93,3 +93,23 @@ def test_the_latest_decision_of_each_task_holds(connection):
         ("approve_publish", True),
     ]
     assert list_decisions(connection, run_id="run 2") == []
+
+
+def test_a_stage_that_is_run_again_takes_a_published_drafter_nothing_back(connection, tmp_path):
+    settings = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
+    request = stage_request(settings, RunParameters(), run_id="run 1")
+    data = {"drafter_fingerprint": "abcdef0123456789"}
+    measurement = StageResult(
+        stage="benchmark", reused=True, manifest=measured(tmp_path / "m.json", length=2.5), data=data
+    )
+    published = measurement.model_copy(update={"stage": "publish", "data": {**data, "uri": "file:///published/it"}})
+    seen = []
+    for result in (measurement, published, measurement):
+        record_result(connection, request, result)
+        (row,) = list_drafters(connection)
+        seen.append((row["state"], row["uri"]))
+    assert seen == [
+        ("accepted", request.files.drafter.as_uri()),
+        ("published", "file:///published/it"),
+        ("published", "file:///published/it"),
+    ]

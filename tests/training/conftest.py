@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from aerie.artefacts.corpus import CORPUS_SCHEMA, DATASET_FOLDER, CorpusWriter, write_token_frequencies
 from aerie.artefacts.draft_vocabulary import write_draft_vocabulary
-from aerie.artefacts.files import atomic_folder, fingerprint_of
+from aerie.artefacts.files import atomic_folder, fingerprint_of, write_json
 from aerie.artefacts.manifest import describe_output, write_manifest
 from aerie.artefacts.state_files import (
     link_rows,
@@ -23,6 +23,8 @@ from aerie.artefacts.state_files import (
 from aerie.artefacts.state_index import INDEX_FILE, IndexedState, write_index
 from aerie.artefacts.verifier_tokens import VerifierTokens, write_verifier_tokens
 from aerie.corpus.vocabulary import choose
+from aerie.hidden_states.checkpoint import checkpoint_fingerprint
+from aerie.hidden_states.identity import IDENTITY_FILE
 from aerie.settings.pipeline import PipelineSettings
 from aerie.settings.profile import load_profile
 from aerie.stages import Events, StageRequest
@@ -183,6 +185,7 @@ class Edition:
             )
         link_rows(folder, self.files.states, [state_name(state.sample_id) for state in indexed])
         write_index(folder / INDEX_FILE, indexed)
+        write_json(folder / IDENTITY_FILE, {"verifier": checkpoint_fingerprint(self.verifier)})
         write_manifest(
             self.files.manifest("capture"),
             stage="capture",

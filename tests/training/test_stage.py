@@ -12,10 +12,13 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file, save_file
 
+from aerie.artefacts.drafter_record import DraftSettings, read_record
+from aerie.artefacts.files import write_json
 from aerie.artefacts.manifest import read_manifest, write_manifest
 from aerie.errors import BadInput, Failed
 from aerie.settings.machine import PROJECT_ROOT
-from aerie.training.stage import export, publish, train
+from aerie.training.publishing import publish
+from aerie.training.stage import export, train
 
 
 def test_a_stale_vocabulary_is_refused_before_training(edition):
@@ -80,6 +83,16 @@ def change_states(edition, change):
         save_file({**tensors, "hidden_states": states}, path.resolve())
 
 
+def test_states_of_another_model_are_refused_before_training(edition):
+    edition.build()
+    write_json(edition.files.hidden_states / "capture.json", {"verifier": "0123456789abcdef"})
+    with pytest.raises(Failed, match=r"captured from model 0123456789ab, but .*verifier"):
+        train(edition.request(), edition.events)
+    (edition.files.hidden_states / "capture.json").unlink()
+    with pytest.raises(BadInput, match="which model they are of"):
+        train(edition.request(), edition.events)
+
+
 def test_rows_that_the_trainer_would_cut_are_refused(edition):
     edition.build()
     with pytest.raises(BadInput, match=r"training\.sequence_length is 16"):
@@ -111,15 +124,20 @@ def test_a_drafter_is_trained_exported_and_published_and_a_second_run_does_nothi
     assert not served["fc.weight"].equal(untrained["fc.weight"])
     assert served["lm_head.weight"].equal(untrained["lm_head.weight"])  # the verifier's rows, frozen
     assert export(edition.request(), edition.events).reused
+    assert read_record(edition.files.drafter).draft is None  # not measured yet
+    assert exported.counts["record"] == read_record(edition.files.drafter).model_dump(mode="json")
 
     measure(edition, exported.fingerprint)
     published = publish(edition.request(), edition.events)
     folder = edition.root / "published" / f"main-{exported.fingerprint[:12]}"
-    assert {path.name for path in folder.iterdir()} == {"README.md", "config.json", "model.safetensors"}
-    card = (folder / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: sglang")
-    assert exported.fingerprint in card
-    assert "| B1_glaive | 8 | 2.75 |" in card
+    names = {"README.md", "aerie.json", "config.json", "model.safetensors"}
+    assert {path.name for path in folder.iterdir()} == names
+    for place in (folder, edition.files.drafter):
+        record = read_record(place)
+        assert record.fingerprint == exported.fingerprint
+        assert record.stages.keys() == {"merge", "vocabulary", "capture", "train", "benchmark"}
+        assert record.draft == DraftSettings(num_steps=2, eagle_topk=1, num_draft_tokens=3)
+        assert "| B1_glaive | 8 | 2.75 |" in (place / "README.md").read_text()
     assert published.data["drafter_fingerprint"] == exported.fingerprint
     assert publish(edition.request(), edition.events).reused
 
@@ -143,6 +161,8 @@ def measure(edition, drafter_fingerprint):
             "drafter_fingerprint": drafter_fingerprint,
             "acceptance_length_untrained": 1.02,
             "lossless": True,
+            "definition": "completion tokens / verify steps",
+            "settings": {"num_steps": 2, "eagle_topk": 1, "num_draft_tokens": 3},
             "per_dataset": {"B1_glaive": row},
         },
     )

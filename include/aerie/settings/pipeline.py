@@ -524,9 +524,10 @@ class BenchmarkSettings(Frozen):
 
 
 class PublishSettings(Frozen):
-    """Where the accepted drafter goes."""
+    """Where the accepted drafter goes, and its ``licence`` on its card, as the hub names licences; None: not said."""
 
     folder: FilePath
+    licence: str | None = None
 
 
 class PilotSettings(Frozen):

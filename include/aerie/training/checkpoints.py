@@ -24,6 +24,8 @@ TRAINING_STATE = "training_state.json"
 VALIDATION_METRICS = "val_metrics.json"
 SCHEDULER_STATE = "scheduler_state_dict.pt"
 BEST = "checkpoint_best"
+CHECKPOINT_FILES = ("config.json", "model.safetensors")
+"""What a drafter is."""
 
 
 @dataclass(frozen=True)

@@ -1,62 +1,102 @@
-"""The model card of a published drafter: README.md in the Hugging Face hub's format, from manifests alone."""
+"""The model card of a drafter: README.md in the Hugging Face hub's format, from the drafter's record alone."""
 
-import importlib.metadata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
+from huggingface_hub import EvalResult, ModelCardData
 
-from aerie.artefacts.manifest import Manifest
-from aerie.settings.pipeline import PipelineSettings
+from aerie.artefacts.drafter_record import DrafterRecord
 
-PACKAGES = ("speculators", "torch", "transformers")
-
-
-def versions() -> dict[str, str]:
-    """Versions of what trains a drafter."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
+METRIC = "acceptance_length"
 
 
-def model_card(settings: PipelineSettings, manifests: Mapping[str, Manifest]) -> str:
+def model_card(record: DrafterRecord, *, licence: str | None = None) -> str:
     """The card's text.
 
     Args:
-        settings: the pipeline's configuration.
-        manifests: those of ``merge``, ``vocabulary``, ``export`` and ``benchmark``.
+        record: of the drafter; with its benchmark, where it was measured.
+        licence: of the drafter, as the hub names licences; None: the card has none.
+
+    Raises:
+        BadInput: the record lacks a stage.
     """
-    return "\n".join([*_front_matter(settings), "", *_facts(settings, manifests), "", *_benchmark(settings, manifests)])
+    parts = [*_front_matter(record, licence), "", *_facts(record), "", *_sources(record), ""]
+    if "benchmark" in record.stages:
+        parts += [*_benchmark(record), ""]
+    return "\n".join([*parts, *_serving(record), ""])
 
 
-def _front_matter(settings: PipelineSettings) -> Iterator[str]:
-    matter = {
-        "library_name": "sglang",
-        "pipeline_tag": "text-generation",
-        "tags": ["speculative-decoding", "eagle3", "draft-model"],
-        "model_name": f"EAGLE-3 drafter for {settings.verifier.path.name}",
-    }
+def _title(record: DrafterRecord) -> str:
+    return f"EAGLE-3 drafter for {record.verifier.name}"
+
+
+def _front_matter(record: DrafterRecord, licence: str | None) -> Iterator[str]:
+    results = _results(record)
+    data = ModelCardData(
+        library_name="sglang",
+        pipeline_tag="text-generation",
+        tags=["speculative-decoding", "eagle3", "draft-model"],
+        model_name=_title(record),
+        license=licence,
+        base_model=record.verifier.huggingface,
+        datasets=sorted({one.huggingface for one in record.sources.values() if one.huggingface}) or None,
+        metrics=[METRIC] if results else None,
+        eval_results=results or None,
+    )
     yield "---"
-    yield yaml.safe_dump(matter, sort_keys=False).rstrip()
+    yield data.to_yaml().rstrip()
     yield "---"
 
 
-def _facts(settings: PipelineSettings, manifests: Mapping[str, Manifest]) -> Iterator[str]:
-    corpus, vocabulary, drafter = (manifests[name].counts for name in ("merge", "vocabulary", "export"))
-    yield f"# EAGLE-3 drafter for {settings.verifier.path.name}"
+def _results(record: DrafterRecord) -> list[EvalResult]:
+    if "benchmark" not in record.stages:
+        return []
+    rows = _measured(record)
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=record.sources[key].huggingface or key if key in record.sources else key,
+            dataset_name=f"{key}, held-out prompts",
+            metric_type=METRIC,
+            metric_name="Acceptance length",
+            metric_value=round(row["acceptance_length"], 4),
+        )
+        for key, row in rows.items()
+    ]
+
+
+def _measured(record: DrafterRecord) -> Mapping[str, Mapping[str, Any]]:
+    """What was measured of each data set that has an acceptance length."""
+    rows = record.counts("benchmark")["per_dataset"]
+    return {key: rows[key] for key in sorted(rows) if rows[key]["acceptance_length"] is not None}
+
+
+def _facts(record: DrafterRecord) -> Iterator[str]:
+    corpus, vocabulary, trained = (record.counts(name) for name in ("merge", "vocabulary", "train"))
+    verifier = record.verifier
+    validation = trained["validation"] or {}
+    yield f"# {_title(record)}"
     yield ""
     facts = {
-        "Edition": manifests["export"].edition,
-        "Drafter fingerprint": manifests["export"].fingerprint,
+        "Drafter": record.drafter_id,
+        "Drafter fingerprint": record.fingerprint,
+        "Edition": record.edition,
         "Corpus fingerprint": corpus["corpus_fingerprint"],
-        "Verifier": f"{settings.verifier.path.name}, revision {settings.verifier.revision or 'unnamed'}, served in "
-        f"{settings.verifier.dtype}",
+        "Verifier": f"{verifier.huggingface or verifier.name}, revision {verifier.revision or 'unnamed'}, captured and "
+        f"served in {verifier.dtype}",
+        "Verifier fingerprint": verifier.fingerprint,
         "Training data": f"{corpus['rows']:,} rows, {corpus['tokens']:,} tokens, {corpus['response_tokens']:,} of "
-        f"the verifier's responses; data sets {', '.join(sorted(corpus['datasets']))}",
+        "the verifier's responses",
         "Draft vocabulary": f"{vocabulary['size']:,} tokens, covering {vocabulary['coverage']:.2%} of response tokens",
-        "Auxiliary layers": f"residual streams entering layers {', '.join(map(str, drafter['layers']))}",
-        "Parameters": f"{drafter['drafter_parameters']:,}, in {drafter['dtype']}",
-        "Training": f"{drafter['epochs']} epochs, {drafter['steps']} steps, loss {drafter['first_loss']:.3f} to "
-        f"{drafter['last_loss']:.3f}",
-        "Made with": ", ".join(f"{name} {version}" for name, version in sorted(drafter["versions"].items())),
+        "Auxiliary layers": f"residual streams entering layers {', '.join(map(str, trained['layers']))}",
+        "Parameters": f"{trained['drafter_parameters']:,}",
+        "Training": f"{trained['epochs']} epochs, {trained['steps']} steps, loss {trained['first_loss']:.3f} to "
+        f"{trained['last_loss']:.3f}",
+        "Validation": f"loss {validation['loss']:.3f}, about {validation['estimated_acceptance_length']:.2f} tokens a "
+        "verify step promised"
+        if validation
+        else "none",
+        "Made with": ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items())),
     }
     yield "| | |"
     yield "|---|---|"
@@ -64,20 +104,25 @@ def _facts(settings: PipelineSettings, manifests: Mapping[str, Manifest]) -> Ite
         yield f"| {name} | {value} |"
 
 
-def _benchmark(settings: PipelineSettings, manifests: Mapping[str, Manifest]) -> Iterator[str]:
-    counts, asked = manifests["benchmark"].counts, settings.benchmark
+def _sources(record: DrafterRecord) -> Iterator[str]:
+    yield "## Data"
+    yield ""
+    yield "| data set | source | licence |"
+    yield "|---|---|---|"
+    for key, source in record.sources.items():
+        where = f"{source.huggingface}, revision {source.revision}" if source.huggingface else "files of its own"
+        yield f"| {key} | {where} | {source.licence} |"
+
+
+def _benchmark(record: DrafterRecord) -> Iterator[str]:
+    counts = record.counts("benchmark")
     yield "## Acceptance length"
     yield ""
-    yield (
-        "Completion tokens / verify steps, summed over the requests of held-out prompts before dividing; the token "
-        f"that the verifier adds to every step is counted. Greedy decoding, {asked.num_steps} steps, top-k "
-        f"{asked.eagle_topk}, {asked.num_draft_tokens} draft tokens, at most {asked.max_new_tokens} new tokens, "
-        f"{asked.concurrency} requests at once."
-    )
+    yield f"{counts['definition'][0].upper()}{counts['definition'][1:]}."
     yield ""
     yield "| data set | prompts | acceptance length | tokens/s | tokens/s without |"
     yield "|---|---|---|---|---|"
-    for key, row in sorted(counts["per_dataset"].items()):
+    for key, row in _measured(record).items():
         yield _row(key, row)
     yield _row("all", counts)
     yield ""
@@ -85,15 +130,6 @@ def _benchmark(settings: PipelineSettings, manifests: Mapping[str, Manifest]) ->
     if untrained is not None:
         yield f"The same drafter untrained: {untrained:.2f}."
     yield f"Greedy output with the drafter equal to the verifier's own: {'yes' if counts['lossless'] else 'no'}."
-    yield ""
-    yield "```"
-    yield (
-        "python -m sglang.launch_server --model-path VERIFIER --speculative-algorithm EAGLE3 "
-        f"--speculative-draft-model-path THIS_FOLDER --speculative-num-steps {asked.num_steps} "
-        f"--speculative-eagle-topk {asked.eagle_topk} --speculative-num-draft-tokens {asked.num_draft_tokens}"
-    )
-    yield "```"
-    yield ""
 
 
 def _row(name: str, row: Mapping[str, Any]) -> str:
@@ -101,3 +137,15 @@ def _row(name: str, row: Mapping[str, Any]) -> str:
         f"| {name} | {row['prompts']} | {row['acceptance_length']:.2f} | {row['tokens_per_second']:,.0f} | "
         f"{row['tokens_per_second_without']:,.0f} |"
     )
+
+
+def _serving(record: DrafterRecord) -> Iterator[str]:
+    yield "## Serving"
+    yield ""
+    yield "`./aerie deploy THIS_FOLDER`, or with SGLang alone:"
+    draft = record.draft
+    flags = draft.flags("THIS_FOLDER") if draft else ["--speculative-algorithm", "EAGLE3", "..."]
+    yield ""
+    yield "```"
+    yield " ".join(["python -m sglang.launch_server --model-path VERIFIER", *flags])
+    yield "```"

@@ -1,10 +1,11 @@
-"""The stages ``train``, ``export`` and ``publish``."""
+"""The stages ``train`` and ``export``."""
 
 import gc
 import json
 import shutil
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,14 @@ from aerie.artefacts.manifest import (
 from aerie.artefacts.state_index import INDEX_FILE
 from aerie.corpus.stage import read_corpus
 from aerie.errors import BadInput, Failed, Retryable
+from aerie.hidden_states.checkpoint import checkpoint_fingerprint
+from aerie.hidden_states.identity import read_identity
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.verify import verify
 from aerie.serving.client import require_unused
-from aerie.settings.pipeline import PipelineSettings
 from aerie.stages import Events, StageRequest, StageResult
 from aerie.training.checkpoints import (
+    CHECKPOINT_FILES,
     INTERRUPTED,
     VALIDATION_METRICS,
     BatchPlan,
@@ -54,20 +57,21 @@ from aerie.training.export import (
     refuse_what_sglang_lacks,
     serving_layer_ids,
 )
-from aerie.training.model_card import model_card, versions
+from aerie.training.model_card import model_card
+from aerie.training.publishing import describe_drafter
+from aerie.training.record import record_of, verifier_model_type, versions
 from aerie.training.trainer_log import Step
 from aerie.training.trainer_process import TrainerReport, exclusive, run_trainer
 from aerie.training.verifier_stub import write_verifier_stub
 
-TRAINING_VERSION = 1
+TRAINING_VERSION = 2
 """Raised when the same inputs and settings would train another drafter."""
-EXPORT_VERSION = 1
+EXPORT_VERSION = 2
 
 RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
 LOG_FILE = "train.log"
 LOCK_FILE = "trainer.lock"
-CHECKPOINT_FILES = ("config.json", "model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class Prepared:
     batches: BatchPlan
     inputs: list[InputFile]
     fingerprint: str
+    verifier_fingerprint: str
 
 
 def train(request: StageRequest, events: Events) -> StageResult:
@@ -145,6 +150,7 @@ def prepare_training(request: StageRequest) -> Prepared:
     layers = resolve_layers(settings)
     captured = read_manifest(files.manifest("capture"))
     require_same_capture(captured, corpus_fingerprint=corpus_fingerprint, layers=layers)
+    verifier_fingerprint = require_same_verifier(read_identity(files.hidden_states), settings.verifier.path)
     require_whole_rows(corpus, settings.training.sequence_length)
     lengths = training_lengths(files.corpus / DATASET_FOLDER)
     inputs = [*corpus_files, *(describe_input(path) for path in (d2t, t2d, files.hidden_states / INDEX_FILE))]
@@ -175,7 +181,28 @@ def prepare_training(request: StageRequest) -> Prepared:
             "vocabulary_size": vocabulary.size,
         }
     )
-    return Prepared(corpus, layers, trainer, batches, inputs, fingerprint)
+    return Prepared(corpus, layers, trainer, batches, inputs, fingerprint, verifier_fingerprint)
+
+
+def require_same_verifier(identity: Mapping[str, Any] | None, verifier: Path) -> str:
+    """Refuse hidden states of another model than the one whose embedding and head are trained with.
+
+    Returns:
+        The verifier's fingerprint.
+
+    Raises:
+        BadInput: the checkpoint cannot be read, or the states do not say whose they are.
+        Failed: they are another model's.
+    """
+    if identity is None:
+        raise BadInput("the hidden states do not say which model they are of; run capture again")
+    fingerprint = checkpoint_fingerprint(verifier)
+    if identity["verifier"] != fingerprint:
+        raise Failed(
+            f"hidden states were captured from model {identity['verifier'][:12]}, but {verifier} is "
+            f"{fingerprint[:12]}; set verifier.path to the model that was captured, or run capture again"
+        )
+    return fingerprint
 
 
 def require_same_capture(captured: Manifest, *, corpus_fingerprint: str, layers: CapturedLayers) -> None:
@@ -426,6 +453,7 @@ def write_train_manifest(
             "draft_vocabulary_size": trainer.draft_vocabulary_size,
             "corpus_fingerprint": prepared.corpus.counts["corpus_fingerprint"],
             **evidence.counts,
+            "verifier_fingerprint": prepared.verifier_fingerprint,
             "versions": versions(),
         },
     )
@@ -483,6 +511,8 @@ def export(request: StageRequest, events: Events) -> StageResult:
     for folder, source in sources.items():
         configuration = export_drafter(source, folder, verifier_model_type=model_type)
         events.progress(f"exported {source} to {folder}, every tensor read back equal")
+    record = record_of(settings, files, fingerprint=fingerprint)
+    describe_drafter(files.drafter, record, model_card(record, licence=settings.publish.licence))
     layers = list(trained.counts["layers"])
     manifest = write_manifest(
         manifest_path,
@@ -497,69 +527,7 @@ def export(request: StageRequest, events: Events) -> StageResult:
             "serving_layer_ids": serving_layer_ids(layers, model_type),
             "dtype": configuration["torch_dtype"],
             "verifier_model_type": model_type,
+            "record": record.model_dump(mode="json"),
         },
     )
     return StageResult(stage="export", reused=False, manifest=manifest)
-
-
-def verifier_model_type(settings: PipelineSettings) -> str:
-    """``model_type`` of the verifier as its checkpoint names it."""
-    path = settings.verifier.path / "config.json"
-    return str(json.loads(path.read_text(encoding="utf-8"))["model_type"])
-
-
-def publish(request: StageRequest, events: Events) -> StageResult:
-    """Copy the drafter that passed its benchmark to its destination, with a model card.
-
-    Raises:
-        BadInput: there is no export, or no benchmark that passed.
-        Failed: the benchmark is of another drafter, or the drafter changed since it was measured.
-    """
-    files = request.files
-    exported = read_manifest(files.manifest("export"))
-    measured = read_manifest(files.manifest("benchmark"))
-    inputs = [describe_input(files.drafter / name) for name in CHECKPOINT_FILES]
-    require_measured(exported, measured, inputs)
-    destination = request.settings.publish.folder / f"{request.edition}-{exported.fingerprint[:12]}"
-    card = model_card(
-        request.settings,
-        {name: read_manifest(files.manifest(name)) for name in ("merge", "vocabulary", "export", "benchmark")},
-    )
-    fingerprint = fingerprint_of({"drafter": exported.fingerprint, "card": card, "destination": str(destination)})
-    manifest_path = files.manifest("publish")
-    data = {"drafter_fingerprint": exported.fingerprint, "uri": destination.as_uri()}
-    answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
-    if answer is not None:
-        events.progress(f"nothing to do: {destination} holds this drafter")
-        return StageResult(stage="publish", reused=True, manifest=answer, data=data)
-    with atomic_folder(destination) as temporary:
-        for name in CHECKPOINT_FILES:
-            shutil.copyfile(files.drafter / name, temporary / name)
-        (temporary / "README.md").write_text(card, encoding="utf-8")
-    manifest = write_manifest(
-        manifest_path,
-        stage="publish",
-        edition=request.edition,
-        dataset=None,
-        fingerprint=fingerprint,
-        inputs=inputs,
-        outputs=[describe_output(destination / name) for name in (*CHECKPOINT_FILES, "README.md")],
-        counts={**data, "acceptance_length": measured.counts["acceptance_length"]},
-    )
-    events.progress(f"published {destination}")
-    return StageResult(stage="publish", reused=False, manifest=manifest, data=data)
-
-
-def require_measured(exported: Manifest, measured: Manifest, inputs: list[InputFile]) -> None:
-    """Refuse to publish what was not measured.
-
-    Raises:
-        Failed: the benchmark is of another drafter, or the drafter's files are not those that were exported.
-    """
-    if measured.counts["drafter_fingerprint"] != exported.fingerprint:
-        raise Failed(
-            f"the benchmark measured drafter {measured.counts['drafter_fingerprint'][:12]}, the export is "
-            f"{exported.fingerprint[:12]}; run benchmark again"
-        )
-    if not {(i.uri, i.sha256) for i in inputs} <= {(o.uri, o.sha256) for o in exported.outputs}:
-        raise Failed("the drafter's files changed after they were exported; run export and benchmark again")

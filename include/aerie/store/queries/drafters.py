@@ -8,6 +8,9 @@ from psycopg2.extras import Json
 from aerie.store.connection import Connection, transaction
 from aerie.store.queries.rows import Row, as_mappings
 
+STATES = ("exported", "accepted", "published")
+"""What a drafter becomes, in order."""
+
 
 def record_drafter(
     connection: Connection,
@@ -19,7 +22,10 @@ def record_drafter(
     training: Mapping[str, Any] | None = None,
     benchmark: Mapping[str, Any] | None = None,
 ) -> None:
-    """Record a drafter, or what is newly known of it; results that are None are left as they are."""
+    """Record a drafter, or what is newly known of it; results that are None are left as they are.
+
+    It goes from exported to accepted to published: a stage that is run again for the same drafter takes nothing back.
+    """
     with transaction(connection) as cursor:
         cursor.execute(
             """
@@ -27,7 +33,13 @@ def record_drafter(
             VALUES (%(drafter_id)s, %(edition)s, %(uri)s, %(state)s,
                     coalesce(%(training)s::jsonb, '{}'), coalesce(%(benchmark)s::jsonb, '{}'))
             ON CONFLICT (drafter_id) DO UPDATE SET
-                edition = EXCLUDED.edition, uri = EXCLUDED.uri, state = EXCLUDED.state, updated_at = now(),
+                (state, uri) = (
+                    SELECT newest.state, newest.uri
+                    FROM (VALUES (EXCLUDED.state, EXCLUDED.uri, 1), (known.state, known.uri, 2))
+                        AS newest (state, uri, preference)
+                    ORDER BY array_position(%(states)s, newest.state) DESC, preference LIMIT 1
+                ),
+                updated_at = now(),
                 training = coalesce(%(training)s::jsonb, known.training),
                 benchmark = coalesce(%(benchmark)s::jsonb, known.benchmark)
             """,
@@ -36,6 +48,7 @@ def record_drafter(
                 "edition": edition,
                 "uri": uri,
                 "state": state,
+                "states": list(STATES),
                 "training": None if training is None else Json(training),
                 "benchmark": None if benchmark is None else Json(benchmark),
             },
