@@ -102,7 +102,7 @@ def benchmark_request(
             server_url=parameters.server_url,
             verifier_url=parameters.verifier_url,
             prompts_file=None if parameters.prompts_file is None else confined(parameters.prompts_file, settings),
-            concurrency=parameters.concurrency or (asked.concurrency,),
+            concurrency=parameters.concurrency or asked.concurrency,
         )
     except ValidationError as error:
         raise BadInput(f"parameters of the benchmark: {one_line(error)}") from error

@@ -92,16 +92,19 @@ def _record_benchmark(connection: Connection, request: StageRequest, result: Sta
     if result.manifest is None:
         return
     counts = result.manifest.counts
-    record_benchmark(
-        connection,
-        measured_at=result.manifest.finished_at,
-        run_id=request.run_id,
-        edition=request.edition,
-        drafter_id=drafter_id_of(request.edition, drafter_fingerprint(result)),
-        fingerprint=result.manifest.fingerprint,
-        concurrency=counts["settings"]["concurrency"],
-        document=counts,
-    )
+    shared = {name: value for name, value in counts.items() if name != "by_concurrency"}
+    for row in counts["by_concurrency"]:
+        concurrency = row["concurrency"]
+        record_benchmark(
+            connection,
+            measured_at=result.manifest.finished_at,
+            run_id=request.run_id,
+            edition=request.edition,
+            drafter_id=drafter_id_of(request.edition, drafter_fingerprint(result)),
+            fingerprint=result.manifest.fingerprint,
+            concurrency=concurrency,
+            document={**shared, **row, "settings": {**counts["settings"], "concurrency": concurrency}},
+        )
 
 
 def _record_drafter_benchmark(connection: Connection, request: StageRequest, result: StageResult) -> None:

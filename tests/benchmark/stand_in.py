@@ -6,7 +6,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-STEPS_OF = {"without": None, "untrained": 1.0, "trained": 2.5}
+STEPS_OF = {"without": None, "untrained": 1.0, "trained": 2.5, "production": 2.0}
 """Tokens that each verify step yields, by variant."""
 
 
@@ -29,6 +29,9 @@ class StandIn:
 
     def __init__(self, variant: str, info: dict[str, Any], change: Callable[[dict[str, Any]], None]) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.asked_likely: list[list[int]] = []
+        self.flushed = 0
+        self.likely: list[tuple[float, int, str | None]] = []
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,7 +46,14 @@ class StandIn:
                 self.answer(info)
 
             def do_POST(self) -> None:
-                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+                if self.path == "/flush_cache":
+                    owner.flushed += 1
+                    return self.answer({})
+                asked = json.loads(body)
+                if asked.get("return_logprob"):
+                    owner.asked_likely.append(asked["input_ids"])
+                    return self.answer({"meta_info": {"output_top_logprobs": [owner.likely]}})
                 owner.requests.append(asked)
                 output_ids = [10 + asked["input_ids"][0] % 7] * 19 + [1]
                 reply = {
@@ -51,7 +61,7 @@ class StandIn:
                     "meta_info": meta(len(output_ids), STEPS_OF[variant], id=asked["rid"]),
                 }
                 change(reply)
-                self.answer(reply)
+                return self.answer(reply)
 
             def log_message(self, *_: Any) -> None:
                 pass

@@ -24,7 +24,7 @@ class Bench:
     def __init__(self, root, monkeypatch, stack):
         self.root, self.stack = root, stack
         self.events = Events(root / "events.jsonl")
-        self.started, self.flushed = [], []
+        self.started = []
         self.servers = {}
         self.change = lambda variant, reply: None
         self.drafter = root / "drafter"
@@ -33,7 +33,6 @@ class Bench:
         (self.drafter / "model-00001-of-00001.safetensors").write_bytes(b"weights")
         (root / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in FIVE_PROMPTS))
         monkeypatch.setattr(any_drafter, "benchmark_server", self.serve)
-        monkeypatch.setattr(any_drafter, "flush_cache", self.flushed.append)
 
     def run(self, *, force=False, run_id="run 1", **target):
         request = self.request(force=force, run_id=run_id, **target)
@@ -78,13 +77,14 @@ class Bench:
             "speculative_num_steps": 3 if drafts else None,
             "speculative_eagle_topk": 1 if drafts else None,
             "speculative_num_draft_tokens": 4 if drafts else None,
+            "speculative_draft_window_size": None,
         }
         made = self.stack.enter_context(StandIn(variant, info, lambda reply: self.change(variant, reply)))
         self.servers[variant] = made
         return made
 
     @contextmanager
-    def serve(self, request, drafter, events):
+    def serve(self, request, drafter, drafting, events):
         variant = "without" if drafter is None else "trained"
         self.started.append(variant)
         yield self.server(variant).url
@@ -104,7 +104,9 @@ def test_a_drafter_is_measured_with_and_without_it_at_each_concurrency(bench):
     result = bench.run(drafter=bench.drafter, drafter_id="main-abc")
     one, two = result.manifest.counts["measurements"]
     assert bench.started == ["without", "trained"]
-    assert len(bench.flushed) == 4, "prompts that were sent before were answered from the prefix cache"
+    assert [server.flushed for server in bench.servers.values()] == [2, 2], (
+        "prompts that were sent before were answered from the prefix cache"
+    )
     assert (one["settings"]["concurrency"], two["settings"]["concurrency"]) == (1, 2)
     assert (one["acceptance_length"], one["lossless"], one["prompts"]) == (2.5, True, 4)
     assert one["speed_up"] > 0 and one["acceptance_by_position"] == [1.0, 1.0, 0.0]
@@ -135,7 +137,7 @@ def test_a_retry_measures_only_what_an_earlier_try_did_not(bench):
 def test_someone_elses_server_is_measured_as_it_is_and_the_result_says_what_is_missing(bench):
     url = bench.server("trained").url
     (row,) = bench.run(server_url=url, concurrency=[2]).manifest.counts["measurements"]
-    assert (bench.started, bench.flushed) == ([], [])
+    assert (bench.started, bench.servers["trained"].flushed) == ([], 0)
     assert (row["acceptance_length"], row["acceptance_rate"]) == (2.5, 12 / 24)
     assert row["tokens_per_second"] > 0
     assert (row["lossless"], row["speed_up"], row["tokens_per_second_without"]) == (None, None, None)
@@ -151,7 +153,9 @@ def test_with_the_plain_verifier_beside_it_losslessness_and_speed_up_are_measure
     target = {"server_url": bench.server("trained").url, "verifier_url": bench.server("without").url}
     (row,) = bench.run(**target, concurrency=[2]).manifest.counts["measurements"]
     assert row["lossless"] is False and row["speed_up"] > 0
-    assert row["divergences"][0] == {"dataset": "mine", "sample_id": "line-1", "position": 5}
+    assert row["divergences"][0] == {
+        "dataset": "mine", "sample_id": "line-1", "position": 5, "own_token": 31, "other_token": 30,
+    }  # fmt: skip
     assert bench.told("alert") == ["greedy output differs for 4 of 4 prompts"]
 
 

@@ -31,6 +31,9 @@ def connection(database_url):
 def measured(path, *, length, fingerprint="measured"):
     counts = {
         "drafter_fingerprint": "abcdef0123456789", "acceptance_length": length, "settings": {"concurrency": 8},
+        "by_concurrency": [
+            {"concurrency": 8, "acceptance_length": length}, {"concurrency": 1, "acceptance_length": length - 1},
+        ],
     }  # fmt: skip
     return write_manifest(
         path, stage="benchmark", edition="main", dataset=None, fingerprint=fingerprint, inputs=[], outputs=[],
@@ -49,8 +52,9 @@ def test_a_drafters_earlier_benchmarks_stay_when_it_is_measured_again(connection
         for _ in range(2):  # a task that finds it answered hands it on again
             record_result(connection, request, result)
     rows = list_benchmarks(connection, drafter_id=DRAFTER)
-    assert [row["document"]["acceptance_length"] for row in rows] == [2.7, 2.5]
-    assert rows[0]["concurrency"] == 8
+    found = sorted((row["concurrency"], row["document"]["acceptance_length"]) for row in rows)
+    assert found == [(1, 1.5), (1, pytest.approx(1.7)), (8, 2.5), (8, 2.7)], "one row for each concurrency"
+    assert {row["document"]["settings"]["concurrency"] for row in rows} == {1, 8}
     (drafter,) = list_drafters(connection)
     assert drafter["benchmark"]["acceptance_length"] == 2.7
 

@@ -6,24 +6,26 @@ and says what it did not measure.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from aerie.artefacts.files import fingerprint_of, write_json, write_text
+from aerie.artefacts.files import fingerprint_of, write_json
 from aerie.artefacts.manifest import InputFile, answered_by, describe_input, describe_output, write_manifest
-from aerie.artefacts.prompt_lines import iterate_prompt_lines
-from aerie.benchmark.measures import summarise
-from aerie.benchmark.requests import Held, Load, held_out_prompts, measure
-from aerie.benchmark.server import ServerFacts, benchmark_server, flush_cache, read_server_facts, require_drafter
-from aerie.benchmark.stage import DEFINITION, NOT_MEASURED, RESULTS_FILE, Measurement, read_measurement
+from aerie.benchmark.measurement import MeasuredServer, Measurement, Wanted, measure_missing
+from aerie.benchmark.measures import DEFINITION, summarise
+from aerie.benchmark.requests import GREEDY, Held, Load, held_out_prompts, prompts_of_file
+from aerie.benchmark.results import RESULTS_FILE
+from aerie.benchmark.server import NOT_MEASURED, ServerFacts, benchmark_server, require_drafter
 from aerie.errors import BadInput
 from aerie.serving.timeline import only
 from aerie.settings.benchmark_target import BenchmarkTarget
 from aerie.stages import Events, StageRequest, StageResult
 
-DRAFTER_BENCHMARK_VERSION = 1
+DRAFTER_BENCHMARK_VERSION = 2
 """Raised when the same drafter, server and prompts would be measured otherwise."""
+
+MEASURED_BY = {"prompts_per_dataset", "max_new_tokens", "num_steps", "eagle_topk", "num_draft_tokens"}
+"""Fields of ``BenchmarkSettings`` that this stage reads; the others are the pipeline's own benchmark's."""
 
 Side = Literal["without", "with"]
 NO_UNTRAINED = "only the pipeline's own benchmark has the drafter before its training"
@@ -43,7 +45,7 @@ def benchmark_drafter(request: StageRequest, events: Events) -> StageResult:
     """
     target = _target(request)
     held = prompts_of(request, target)
-    inputs = list(_inputs(request, target, held))
+    inputs = list(_inputs(target, held))
     fingerprint = _fingerprint(request, target, inputs, held)
     folder = request.files.drafter_benchmark(fingerprint)
     manifest_path = folder / "manifest.json"
@@ -90,21 +92,10 @@ def prompts_of(request: StageRequest, target: BenchmarkTarget) -> list[Held]:
     """
     if target.prompts_file is None:
         return held_out_prompts(only(request.settings, request.selected), request.files)
-    asked = request.settings.benchmark
-    prompts = list(islice(iterate_prompt_lines(target.prompts_file), asked.prompts_per_dataset))
-    longest = request.settings.serving.context_length - asked.max_new_tokens
-    for prompt in prompts:
-        if len(prompt.prompt_ids) >= longest:
-            raise BadInput(
-                f"{target.prompts_file}: prompt {prompt.sample_id} has {len(prompt.prompt_ids)} tokens: expected less "
-                f"than {longest}, serving.context_length less benchmark.max_new_tokens"
-            )
-    if not prompts:
-        raise BadInput(f"{target.prompts_file}: no prompt in it")
-    return [Held(dataset=target.prompts_file.stem, prompts=prompts, stop_token_ids=())]
+    return [prompts_of_file(target.prompts_file, request.settings, stop_token_ids=())]
 
 
-def _inputs(request: StageRequest, target: BenchmarkTarget, held: list[Held]) -> Iterator[InputFile]:
+def _inputs(target: BenchmarkTarget, held: list[Held]) -> Iterator[InputFile]:
     if target.drafter is not None:
         weights = sorted(target.drafter.glob("*.safetensors"))
         if not weights or not (target.drafter / "config.json").is_file():
@@ -112,11 +103,8 @@ def _inputs(request: StageRequest, target: BenchmarkTarget, held: list[Held]) ->
                 f"{target.drafter}: no drafter there; expected one in SGLang's layout: config.json and *.safetensors"
             )
         yield from map(describe_input, (target.drafter / "config.json", *weights))
-    if target.prompts_file is not None:
-        yield describe_input(target.prompts_file)
-    else:
-        for one in held:
-            yield describe_input(request.files.dataset(one.dataset).prompts)
+    for one in held:
+        yield describe_input(one.path)
 
 
 def _fingerprint(request: StageRequest, target: BenchmarkTarget, inputs: list[InputFile], held: list[Held]) -> str:
@@ -126,7 +114,7 @@ def _fingerprint(request: StageRequest, target: BenchmarkTarget, inputs: list[In
         {
             "version": DRAFTER_BENCHMARK_VERSION,
             "target": target.model_dump(mode="json"),
-            "settings": settings.benchmark.model_dump(exclude={"minimum_acceptance_length", "compare_untrained"}),
+            "settings": settings.benchmark.model_dump(include=MEASURED_BY),
             "serving": settings.serving.model_dump(exclude=set(NOT_MEASURED)),
             "verifier": settings.verifier.model_dump(mode="json"),
             "inputs": [one.sha256 for one in inputs],
@@ -157,32 +145,29 @@ class _Bench:
 
     def measure(self, side: Side) -> dict[int, Measurement]:
         """Measure one side at each concurrency, or take up what an earlier try measured."""
-        paths = {number: self.folder / f"{side}-{number}.json" for number in self.target.concurrency}
-        found = {number: read_measurement(path) for number, path in paths.items()}
-        known = {number: one for number, one in found.items() if one is not None and one.key == self.key}
-        if self.request.force:
-            known = {}
-        missing = [number for number in self.target.concurrency if number not in known]
-        if not missing:
-            self.events.progress(f"{side} the drafter: measured by an earlier try")
-            return known
-        with self._server(side) as url:
-            facts = read_server_facts(url)
-            self._require(side, url, facts)
-            for number in missing:
-                if self.target.server_url is None:
-                    flush_cache(url)
-                runs = measure(self.held, self._load(url, side, number), self.events, label=f"{side}, {number} at once")
-                measured = Measurement(key=self.key, runs=runs, server=facts)
-                write_text(paths[number], measured.model_dump_json(by_alias=True))
-                known[number] = measured
-        return known
+        wanted = [
+            Wanted(
+                path=self.folder / f"{side}-{number}.json",
+                key=self.key,
+                held=self.held,
+                load=self._load(side, number),
+                label=f"{side}, {number} at once",
+            )
+            for number in self.target.concurrency
+        ]
+        server = MeasuredServer(
+            open=lambda: self._server(side),
+            require=lambda url, facts: self._require(side, url, facts),
+            own=self.target.server_url is None,
+        )
+        measured = measure_missing(server, wanted, self.events, force=self.request.force)
+        return dict(zip(self.target.concurrency, measured, strict=True))
 
     @contextmanager
     def _server(self, side: Side) -> Iterator[str]:
         if self.target.server_url is None:
             drafter = self.target.drafter if side == "with" else None
-            with benchmark_server(self.request, drafter, self.events) as url:
+            with benchmark_server(self.request, drafter, self.request.settings.benchmark, self.events) as url:
                 yield url
         else:
             yield self.target.server_url if side == "with" else str(self.target.verifier_url)
@@ -198,11 +183,11 @@ class _Bench:
         if side == "without" and algorithm is not None:
             raise BadInput(f"{url} serves a drafter ({algorithm}): verifier_url must be the plain verifier")
 
-    def _load(self, url: str, side: Side, concurrency: int) -> Load:
+    def _load(self, side: Side, concurrency: int) -> Load:
         asked, generation = self.request.settings.benchmark, self.request.settings.generation
         return Load(
-            url=url,
             concurrency=concurrency,
+            sampling=GREEDY,
             max_new_tokens=asked.max_new_tokens,
             request_timeout_seconds=generation.request_timeout_seconds,
             maximum_attempts=generation.maximum_attempts,

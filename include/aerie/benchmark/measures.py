@@ -8,17 +8,16 @@ last logging window.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aerie.errors import Failed
 
-Variant = Literal["without", "untrained", "trained"]
-"""The server without a drafter, with the drafter before its first training step, and with the drafter."""
-
-NEVER_ACCEPTS = 1.01
-"""At or below this a drafter's proposals are never taken: something is wired wrongly, whatever the threshold."""
+DEFINITION = (
+    "acceptance length = completion tokens / verify steps, summed over requests before dividing; the verifier's own "
+    "token of each step is counted; greedy decoding"
+)
 
 
 class Verification(BaseModel):
@@ -121,29 +120,45 @@ def tokens_per_second(runs: Iterable[DatasetRun]) -> float:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where greedy output with the drafter first differs from the verifier's own."""
+    """Where two greedy outputs for one prompt first differ, and the token of each there; None where one has ended."""
 
     dataset: str
     sample_id: str
     position: int
+    own_token: int | None
+    other_token: int | None
 
 
-def divergences(without: Runs, trained: Runs) -> list[Divergence]:
-    """Requests whose output with the drafter is not the verifier's own.
+def divergences(own: Runs, other: Runs) -> list[Divergence]:
+    """Requests of ``other`` whose output is not that of ``own``.
 
     Raises:
         Failed: the two runs are not of the same prompts.
     """
     found = []
-    for dataset, run in trained.items():
-        own = {request.sample_id: request.output_ids for request in without[dataset].requests}
-        if own.keys() != {request.sample_id for request in run.requests}:
+    for dataset, run in other.items():
+        expected = {request.sample_id: request.output_ids for request in own[dataset].requests}
+        if expected.keys() != {request.sample_id for request in run.requests}:
             raise Failed(f"data set {dataset}: the runs with and without the drafter are of different prompts")
         for request in run.requests:
-            position = first_difference(own[request.sample_id], request.output_ids)
+            left, right = expected[request.sample_id], request.output_ids
+            position = first_difference(left, right)
             if position is not None:
-                found.append(Divergence(dataset, request.sample_id, position))
+                tokens = (ids[position] if position < len(ids) else None for ids in (left, right))
+                found.append(Divergence(dataset, request.sample_id, position, *tokens))
     return found
+
+
+def of_prompts(runs: Runs, others: Runs) -> dict[str, DatasetRun]:
+    """The requests of ``runs`` whose prompts ``others`` have too; their seconds are of the whole run."""
+    wanted = {(dataset, request.sample_id) for dataset, run in others.items() for request in run.requests}
+    return {
+        dataset: run.model_copy(
+            update={"requests": tuple(one for one in run.requests if (dataset, one.sample_id) in wanted)}
+        )
+        for dataset, run in runs.items()
+        if dataset in others
+    }
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
@@ -162,13 +177,13 @@ def summarise(without: Runs | None, untrained: Runs | None, trained: Runs) -> di
     different = None if without is None else divergences(without, trained)
     return {
         **_figures(None if without is None else list(without.values()), list(trained.values())),
-        "acceptance_length_untrained": _pooled(untrained.values()) if untrained else None,
+        "acceptance_length_untrained": pooled(untrained.values()) if untrained else None,
         "lossless": None if different is None else not different,
         "divergences": [vars(divergence) for divergence in different or ()],
         "per_dataset": {
             key: {
                 **_figures(None if without is None else [without[key]], [run]),
-                "acceptance_length_untrained": _pooled([untrained[key]]) if untrained and key in untrained else None,
+                "acceptance_length_untrained": pooled([untrained[key]]) if untrained and key in untrained else None,
                 "lossless": None if different is None else all(one.dataset != key for one in different),
             }
             for key, run in trained.items()
@@ -192,70 +207,6 @@ def _figures(without: Sequence[DatasetRun] | None, trained: Sequence[DatasetRun]
     }
 
 
-def _pooled(runs: Iterable[DatasetRun]) -> float | None:
+def pooled(runs: Iterable[DatasetRun]) -> float | None:
+    """Acceptance length of all requests of the runs."""
     return acceptance_length(request for run in runs for request in run.requests)
-
-
-@dataclass(frozen=True)
-class Circumstances:
-    """What the checklist of a failed gate is judged by."""
-
-    captured_layers: Sequence[int]
-    serving_layer_ids: Sequence[int]
-    algorithm: str | None
-    vocabulary_coverage: float
-    estimated_acceptance_length: float | None
-    parity: str
-
-
-def require_gates(
-    figures: Mapping[str, Any], *, minimum_acceptance_length: float, exact: bool, circumstances: Circumstances
-) -> None:
-    """Fail a drafter that is not worth serving, or that changes what the verifier says.
-
-    Args:
-        figures: as ``summarise`` gives them.
-        minimum_acceptance_length: the threshold.
-        exact: whether outputs must be identical, as in float32.
-        circumstances: what the checklist is judged by.
-
-    Raises:
-        Failed: with the figures and the checklist of usual causes.
-    """
-    length = figures["acceptance_length"]
-    if length <= NEVER_ACCEPTS:
-        raise Failed(
-            f"acceptance length {length:.3f}: the drafter's proposals are practically never accepted\n"
-            + checklist(circumstances, length)
-        )
-    if length < minimum_acceptance_length:
-        raise Failed(
-            f"acceptance length {length:.3f} is below benchmark.minimum_acceptance_length "
-            f"{minimum_acceptance_length:g}\n" + checklist(circumstances, length)
-        )
-    if exact and not figures["lossless"]:
-        first = figures["divergences"][0]
-        raise Failed(
-            f"greedy output with the drafter differs from the verifier's own for {len(figures['divergences'])} of "
-            f"{figures['prompts']} prompts, first at token {first['position']} of sample {first['sample_id']} "
-            f"({first['dataset']}): in float32 they must be identical; the server's verification is wrong"
-        )
-
-
-def checklist(circumstances: Circumstances, length: float) -> str:
-    """The usual causes of a low acceptance length, each with what this run says about it."""
-    promised = circumstances.estimated_acceptance_length
-    validation = "no validation to compare with" if promised is None else f"validation promised {promised:.2f}"
-    causes = {
-        "layer ids": f"captured entering layers {list(circumstances.captured_layers)}, served as "
-        f"{list(circumstances.serving_layer_ids)} (SGLang numbers outputs: one less)",
-        "norm position": f"the last stored state must be before the final norm; {circumstances.parity}",
-        "vocabulary mapping": f"the draft vocabulary holds {circumstances.vocabulary_coverage:.2%} of the tokens "
-        "that the verifier produced here",
-        "algorithm name": f"the server runs {circumstances.algorithm} (EAGLE instead of EAGLE3 loads and gives 1.0)",
-        "boundary broken in the data": f"{validation}, served {length:.2f}: rows broken alike in training and "
-        "validation show only here; read the previews of the data sets",
-        "sliding window": "the export refuses one, so a server flag (--speculative-draft-window-size) must have set it",
-        "too little training": "compare first and last loss, and the validation of each epoch",
-    }
-    return "\n".join(["usual causes, and what this run says:", *(f"- {name}: {said}" for name, said in causes.items())])

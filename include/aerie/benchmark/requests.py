@@ -1,12 +1,15 @@
-"""Held-out prompts sent to a server, greedily, and what came back."""
+"""Held-out prompts sent to a server, and what came back."""
 
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 from aerie.artefacts.layout import EditionFiles
+from aerie.artefacts.prompt_lines import iterate_prompt_lines
 from aerie.artefacts.prompts import Prompt, iterate_prompts
 from aerie.artefacts.verifier_tokens import read_verifier_tokens
 from aerie.benchmark.measures import DatasetRun, Measured, verification_of
@@ -26,11 +29,16 @@ FIRST_BACKOFF_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Held:
-    """Held-out prompts of one data set, and the tokens at which the verifier stops."""
+    """Held-out prompts of one data set, the file that they are from, and the tokens at which the verifier stops."""
 
     dataset: str
     prompts: Sequence[Prompt]
     stop_token_ids: Sequence[int]
+    path: Path
+
+    def first(self, number: int) -> "Held":
+        """The same with at most so many prompts."""
+        return replace(self, prompts=self.prompts[:number])
 
 
 def held_out_prompts(settings: PipelineSettings, files: EditionFiles) -> list[Held]:
@@ -53,10 +61,10 @@ def held_out_prompts(settings: PipelineSettings, files: EditionFiles) -> list[He
             for prompt in iterate_prompts(path)
             if prompt.split == "benchmark" and prompt.skip_reason is None and len(prompt.prompt_ids) < longest
         )
-        prompts = [prompt for prompt, _ in zip(usable, range(asked.prompts_per_dataset), strict=False)]
+        prompts = list(islice(usable, asked.prompts_per_dataset))
         if prompts:
             eos_ids = read_verifier_tokens(files.dataset(key).verifier_tokens).eos_ids
-            held.append(Held(dataset=key, prompts=prompts, stop_token_ids=eos_ids))
+            held.append(Held(dataset=key, prompts=prompts, stop_token_ids=eos_ids, path=path))
     if not held:
         raise BadInput(
             f"edition {files.edition}: no held-out prompt shorter than {longest} tokens; raise splits.benchmark and "
@@ -67,12 +75,35 @@ def held_out_prompts(settings: PipelineSettings, files: EditionFiles) -> list[He
     return held
 
 
+def prompts_of_file(path: Path, settings: PipelineSettings, *, stop_token_ids: Sequence[int]) -> Held:
+    """Prompts of someone's own file, as many as of a data set, which is named after the file.
+
+    Raises:
+        BadInput: the file cannot be read, has no prompt, has a data set's name, or a prompt is longer than the server
+            takes.
+    """
+    asked = settings.benchmark
+    if path.stem in settings.datasets:
+        raise BadInput(f"{path}: {path.stem} is a data set of the configuration: give the file another name")
+    prompts = list(islice(iterate_prompt_lines(path), asked.prompts_per_dataset))
+    longest = settings.serving.context_length - asked.max_new_tokens
+    for prompt in prompts:
+        if len(prompt.prompt_ids) >= longest:
+            raise BadInput(
+                f"{path}: prompt {prompt.sample_id} has {len(prompt.prompt_ids)} tokens: expected less than {longest}, "
+                "serving.context_length less benchmark.max_new_tokens"
+            )
+    if not prompts:
+        raise BadInput(f"{path}: no prompt in it")
+    return Held(dataset=path.stem, prompts=prompts, stop_token_ids=stop_token_ids, path=path)
+
+
 @dataclass(frozen=True)
 class Load:
     """How requests are sent; data sets ``apart``, one after the other, have each their own tokens/s."""
 
-    url: str
     concurrency: int
+    sampling: Sampling
     max_new_tokens: int
     request_timeout_seconds: float
     maximum_attempts: int
@@ -80,8 +111,8 @@ class Load:
     apart: bool
 
 
-def measure(held: Sequence[Held], load: Load, events: Events, *, label: str) -> dict[str, DatasetRun]:
-    """Send every prompt and return the runs by data set.
+def measure(url: str, held: Sequence[Held], load: Load, events: Events, *, label: str) -> dict[str, DatasetRun]:
+    """Send every prompt to the server at ``url`` and return the runs by data set.
 
     One short request goes before them, unmeasured.
 
@@ -89,14 +120,14 @@ def measure(held: Sequence[Held], load: Load, events: Events, *, label: str) -> 
         Failed: a request failed for good, or a reply lacks what is measured.
         Retryable: the server went away.
     """
-    return asyncio.run(_measure(held, load, events, label=label))
+    return asyncio.run(_measure(url, held, load, events, label=label))
 
 
-async def _measure(held: Sequence[Held], load: Load, events: Events, *, label: str) -> dict[str, DatasetRun]:
+async def _measure(url: str, held: Sequence[Held], load: Load, events: Events, *, label: str) -> dict[str, DatasetRun]:
     async with GenerateClient.open(
-        load.url,
+        url,
         concurrency=load.concurrency,
-        sampling=sampling_parameters(GREEDY, stop_token_ids=held[0].stop_token_ids),
+        sampling=sampling_parameters(load.sampling, stop_token_ids=held[0].stop_token_ids),
         request_timeout_seconds=load.request_timeout_seconds,
         maximum_attempts=load.maximum_attempts,
         first_backoff_seconds=FIRST_BACKOFF_SECONDS,

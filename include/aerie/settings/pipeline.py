@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from aerie.errors import BadInput
 from aerie.settings.machine import aerie_home, models_root
@@ -510,17 +510,76 @@ class TrainingSettings(Frozen):
     extra_arguments: tuple[str, ...] = ()
 
 
-class BenchmarkSettings(Frozen):
-    """Acceptance length on held-out prompts. Definition: completion tokens / verify steps, pooled over requests."""
+class DraftSettings(Frozen):
+    """How deep and how wide the server drafts: steps, branches a step, and draft tokens given to one verify step."""
 
-    prompts_per_dataset: PositiveInt = 32
-    max_new_tokens: PositiveInt = 512
-    concurrency: PositiveInt = 8
     num_steps: PositiveInt = 3
     eagle_topk: PositiveInt = 1
     num_draft_tokens: PositiveInt = 4
+
+
+class SweptSettings(DraftSettings):
+    """One of several draft settings that are tried; SGLang verifies a chain (top-k 1) of exactly its steps and one."""
+
+    @model_validator(mode="after")
+    def _chain_length(self) -> Self:
+        if self.eagle_topk == 1 and self.num_draft_tokens != self.num_steps + 1:
+            raise ValueError(
+                f"eagle_topk 1 with num_steps {self.num_steps} and num_draft_tokens {self.num_draft_tokens}: expected "
+                f"{self.num_steps + 1} draft tokens, one a step and the verifier's own"
+            )
+        return self
+
+
+def _several(number: Any) -> Any:
+    return (number,) if isinstance(number, int) else number
+
+
+class BenchmarkSettings(DraftSettings):
+    """Acceptance length on held-out prompts. Definition: completion tokens / verify steps, pooled over requests.
+
+    ``concurrency`` is one number of requests at once, or several: gates and recommendation are of the first, the one
+    that the drafter will be served at. ``prompts_files`` are prompts of your own, JSON lines of token ids, each file
+    a data set named after it. ``sweep`` are other draft settings to try on ``sweep_prompts_per_dataset`` prompts, a
+    server start each; the fastest of them and the configured one is recommended.
+
+    ``minimum_share_of_production`` is of the acceptance length of the drafter that was published last for this
+    verifier, on the same prompts: 1.0 refuses a worse one, 0 compares with none.
+    """
+
+    prompts_per_dataset: PositiveInt = 32
+    prompts_files: tuple[FilePath, ...] = ()
+    max_new_tokens: PositiveInt = 512
+    concurrency: Annotated[tuple[PositiveInt, ...], Field(min_length=1), BeforeValidator(_several)] = (8, 1, 32)
+    sweep: tuple[SweptSettings, ...] = ()
+    sweep_prompts_per_dataset: PositiveInt = 8
     minimum_acceptance_length: Annotated[float, Field(gt=1.01)] = 2.0
+    minimum_share_of_production: Share = 1.0
     compare_untrained: bool = True
+
+    @field_validator("concurrency", "sweep")
+    @classmethod
+    def _each_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(values)) != len(values):
+            raise ValueError(f"{', '.join(map(str, values))}: expected each once")
+        return values
+
+    @field_validator("prompts_files")
+    @classmethod
+    def _names_differ(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        names = [path.stem for path in paths]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{', '.join(map(str, paths))}: expected files of different names, which name data sets")
+        return paths
+
+    @property
+    def drafting(self) -> DraftSettings:
+        """The configured draft setting alone."""
+        return DraftSettings(**self.model_dump(include=set(DraftSettings.model_fields)))
+
+    def drafting_with(self, setting: DraftSettings) -> "BenchmarkSettings":
+        """The same with another draft setting."""
+        return self.model_copy(update={name: getattr(setting, name) for name in DraftSettings.model_fields})
 
 
 class PublishSettings(Frozen):
@@ -654,7 +713,11 @@ class PipelineSettings(Frozen):
         smaller = self._with_budgets(
             lambda dataset: math.ceil((dataset.budget_tokens or DEFAULT_BUDGET_TOKENS) * self.pilot.share)
         )
-        gate = {"minimum_acceptance_length": self.pilot.minimum_acceptance_length}
+        gate = {
+            "minimum_acceptance_length": self.pilot.minimum_acceptance_length,
+            "minimum_share_of_production": 0.0,  # which was trained on fifty times the data
+            "sweep": (),
+        }
         return smaller.model_copy(update={"benchmark": self.benchmark.model_copy(update=gate)})
 
     def _with_budgets(self, budget_of: Callable[[DatasetSettings], int]) -> "PipelineSettings":

@@ -1,0 +1,83 @@
+"""What a drafter must be to be worth serving."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from aerie.benchmark.checklist import Cause, told
+from aerie.benchmark.losslessness import Losslessness
+from aerie.benchmark.production import Production
+from aerie.errors import Failed
+
+NEVER_ACCEPTS = 1.01
+"""At or below this a drafter's proposals are never taken: something is wired wrongly, whatever the threshold."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One condition, and how it went."""
+
+    gate: str
+    verdict: Literal["passed", "failed", "not judged"]
+    said: str
+
+
+def judge_gates(
+    length: float, *, minimum: float, production: Production, minimum_share: float, lossless: Losslessness
+) -> list[Gate]:
+    """Judge a drafter.
+
+    Args:
+        length: its acceptance length.
+        minimum: the least that it must be.
+        production: the drafter in production, on the same prompts.
+        minimum_share: the least share of that one's acceptance length; 0 compares with none.
+        lossless: the verdict on its outputs.
+    """
+    return [
+        Gate(
+            "accepts at all",
+            "passed" if length > NEVER_ACCEPTS else "failed",
+            f"acceptance length {length:.3f}"
+            + ("" if length > NEVER_ACCEPTS else ": the drafter's proposals are practically never accepted"),
+        ),
+        Gate(
+            "threshold",
+            "passed" if length >= minimum else "failed",
+            f"acceptance length {length:.3f} is {'at least' if length >= minimum else 'below'} "
+            f"benchmark.minimum_acceptance_length {minimum:g}",
+        ),
+        _against_production(length, production, minimum_share),
+        Gate(
+            "lossless",
+            "failed" if lossless.verdict == "changed" else "passed",
+            f"greedy output with the drafter: {lossless.said}",
+        ),
+    ]
+
+
+def _against_production(length: float, production: Production, minimum_share: float) -> Gate:
+    name = "against the drafter in production"
+    if minimum_share == 0:
+        return Gate(name, "not judged", "benchmark.minimum_share_of_production is 0")
+    if production.acceptance_length is None:
+        return Gate(name, "not judged", production.said)
+    share = length / production.acceptance_length
+    return Gate(
+        name,
+        "passed" if share >= minimum_share else "failed",
+        f"acceptance length {length:.3f} is {share:.1%} of the {production.acceptance_length:.3f} of "
+        f"{production.drafter_id} on the same prompts ({production.said}); at least {minimum_share:.0%} was asked for "
+        "(benchmark.minimum_share_of_production)",
+    )
+
+
+def require_gates(gates: Sequence[Gate], causes: Sequence[Cause]) -> None:
+    """Require that no gate failed.
+
+    Raises:
+        Failed: with every gate that did, and the checklist of usual causes.
+    """
+    failed = [gate.said for gate in gates if gate.verdict == "failed"]
+    if failed:
+        raise Failed("\n".join([*failed, told(causes)]))

@@ -1,0 +1,53 @@
+"""Which partings of greedy outputs rounding explains."""
+
+import pytest
+
+from aerie.benchmark.losslessness import Parting, Share, judge
+from aerie.benchmark.measures import Divergence
+
+LIKELY = {7: -0.50, 9: -0.54, 4: -3.0}
+
+
+def parting(*, own=7, other=9, likely=LIKELY):
+    return Parting(Divergence("B1", "a", 5, own, other), likely)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "likely", "tie"),
+    [
+        (7, 9, {7: -0.50, 9: -0.54}, True),
+        (9, 7, {7: -0.50, 9: -0.54}, True),
+        (7, 9, {7: -0.50, 9: -0.56}, False),
+        (9, 4, {7: -0.50, 9: -0.52, 4: -0.54}, True),  # three as good as each other
+        (7, 4, {7: -0.50, 9: -0.51, 4: -0.60}, False),  # two tie, but one of them is not what was said
+        (7, 8, {7: -0.50, 9: -0.51}, False),  # not among the likeliest at all
+        (7, None, {7: -0.50, 9: -0.51}, False),  # the other output just ended
+        (7, 9, None, False),  # nobody asked
+    ],
+)
+def test_a_tie_is_two_tokens_within_a_twentieth_of_a_nat_of_the_likeliest(own, other, likely, tie):
+    assert parting(own=own, other=other, likely=likely).is_tie is tie
+
+
+@pytest.mark.parametrize(
+    ("partings", "exact", "own", "verdict"),
+    [
+        ([], True, None, "identical"),
+        ([], False, Share(0, 32), "identical"),
+        ([parting()], True, None, "changed"),  # a tie is no excuse in float32
+        ([parting()], False, Share(1, 32), "ties"),
+        ([parting()], False, Share(0, 32), "ties"),  # one of 32 where there was none is chance
+        ([parting()] * 12, False, Share(1, 32), "changed"),
+        ([parting()] * 12, False, Share(12, 32), "ties"),
+        ([parting(), parting(other=4)], False, Share(12, 32), "changed"),  # one that no tie explains is enough
+    ],
+)
+def test_in_lower_precision_outputs_may_part_at_ties_as_often_as_batch_sizes_do(partings, exact, own, verdict):
+    assert judge(partings, compared=32, exact=exact, between_batch_sizes=own).verdict == verdict
+
+
+def test_the_verdict_says_where_and_by_how_much():
+    said = judge([parting(other=4)], compared=32, exact=False, between_batch_sizes=Share(3, 32)).said
+    assert "at token 5 of sample a (B1) without a tie: tokens (7, 4), 2.500 nats apart" in said
+    said = judge([parting()] * 12, compared=32, exact=False, between_batch_sizes=Share(1, 32)).said
+    assert "12 of 32" in said and "1 of 32" in said
