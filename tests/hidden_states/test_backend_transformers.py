@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from aerie.artefacts.corpus import DATASET_FOLDER, iterate_rows
-from aerie.artefacts.state_files import read_states
+from aerie.artefacts.state_files import read_states, write_states
 from aerie.errors import BadInput, Failed
 from aerie.hidden_states.backend_transformers import SHARED_PASS_TOKENS, equal_length_batches
 from aerie.hidden_states.decoder import load_decoder, streams_of
@@ -66,6 +66,50 @@ def test_what_an_interrupted_run_left_is_kept_and_what_is_wrong_is_named_and_cap
     )
     assert [path for path in files if path.stat().st_mtime_ns != before[path]] == [files[3], files[5]]
     assert any(message.startswith(f"captured again: {files[5].name}: cannot be read") for message in edition.progress())
+
+
+def scaled(path):
+    state = read_states(path)
+    write_states(path, token_ids=state.token_ids, hidden_states=state.hidden_states * 100)
+
+
+def test_files_that_verification_finds_wrong_are_captured_again_without_force_and_only_they(edition):
+    edition.merged(rows_of_few_lengths())
+    captured(edition, parity_rows=0)
+    files = sorted(edition.states.glob("*.safetensors"))
+    layers = resolve_layers(edition.request().settings)
+    good = {path: path.read_bytes() for path in files}
+    files[2].write_bytes(good[files[2]][:-64] + b"\xff" * 64)  # of the same size: not a number
+    scaled(files[4])
+    with pytest.raises(Failed, match=r"2 state files are wrong: .*far from the medians.*; 2 of them are removed"):
+        verify(edition.files, layers)
+    manifest = captured(edition, parity_rows=0)
+    assert manifest.counts["captured_tokens"] == sum(len(read_states(files[one]).token_ids) for one in (2, 4))
+    assert verify(edition.files, layers).rows == 24
+    assert {path: path.read_bytes() for path in files} == good
+
+
+def test_magnitudes_far_from_the_others_are_named_and_captured_again_by_capture_itself(edition):
+    edition.merged(rows_of_few_lengths())
+    captured(edition, parity_rows=0)
+    files = sorted(edition.states.glob("*.safetensors"))
+    good = files[4].read_bytes()
+    scaled(files[4])
+    files[7].unlink()  # something to do
+    captured(edition, parity_rows=0)
+    assert files[4].read_bytes() == good
+    assert any(message.startswith(f"captured again: {files[4].name}: magnitudes") for message in edition.progress())
+
+
+def test_links_of_an_earlier_shuffle_are_made_anew_without_capturing(edition):
+    edition.merged(rows_of_few_lengths())
+    captured(edition, parity_rows=0)
+    first, second = (edition.files.hidden_states / f"hs_{row}.safetensors" for row in (0, 1))
+    target = first.readlink()
+    first.unlink()
+    first.symlink_to(second.readlink())
+    assert captured(edition, parity_rows=0).counts["captured_tokens"] == 0
+    assert first.readlink() == target
 
 
 def test_states_of_another_back_end_are_refused_and_discarded_only_when_forced(edition):

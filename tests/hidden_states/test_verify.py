@@ -151,7 +151,7 @@ def rename_tensor(files):
         (store_float32, "torch.float32; expected torch.bfloat16"),
         (put_nan, "not finite"),
         (zero_block, "all zero"),
-        (scale, "far from the corpus' medians"),
+        (scale, "far from the medians"),
         (rename_tensor, "expected token_ids and hidden_states"),
     ],
 )
@@ -159,13 +159,31 @@ def test_a_file_that_would_spoil_training_is_named(files, sabotage, problem):
     sabotage(files)
     with pytest.raises(Failed, match=rf"hs_4\.safetensors: .*{problem}"):
         verify(files, LAYERS)
+    assert not path_of(files, 4).exists()
+    assert len(list(files.states.glob("*.safetensors"))) >= ROWS - 2
 
 
 def test_links_of_an_earlier_shuffle_are_found(files):
     order = np.roll(np.arange(ROWS), 1)
     link_rows(files.hidden_states, files.states, [state_name(f"B1/{row}") for row in order])
-    with pytest.raises(Failed, match=f"{ROWS} state files are wrong"):
+    with pytest.raises(Failed, match=rf"{ROWS} state files are wrong.* none is removed"):
         verify(files, LAYERS)
+    assert len(list(files.states.glob("*.safetensors"))) == ROWS
+
+
+def test_some_links_of_an_earlier_shuffle_cost_no_file(files):
+    order = [1, 0, *range(2, ROWS)]
+    link_rows(files.hidden_states, files.states, [state_name(f"B1/{row}") for row in order])
+    with pytest.raises(Failed, match=r"2 state files are wrong.* none is removed"):
+        verify(files, LAYERS)
+    assert len(list(files.states.glob("*.safetensors"))) == ROWS
+
+
+def test_a_first_token_that_draws_attention_does_not_make_a_short_row_look_broken(files):
+    sink = states(files, 4)
+    sink[0] *= 1000
+    write(files, 4, states=sink)
+    assert verify(files, LAYERS).rows == ROWS
 
 
 def test_a_link_beyond_the_corpus_is_found(files):

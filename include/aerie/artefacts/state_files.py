@@ -2,14 +2,16 @@
 
 ``states/<name>.safetensors`` holds ``token_ids`` int64 [S] and ``hidden_states`` [S, L, H]; L slots are the auxiliary
 layers, then the last layer before the final norm. ``hs_<row>.safetensors`` beside the folder are relative links, made
-after the shuffle. Imports torch and safetensors only: the hook inside the server writes through this module.
+after the shuffle. Imports torch and safetensors only: the hook inside the server writes through this module. Stored as
+fp8, a file has float8 states and ``hidden_states_scales`` float32 [S, 1, 1] as well, as hs_connectors makes and reads
+them.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -21,13 +23,16 @@ from aerie.artefacts.state_names import state_name as state_name
 from aerie.artefacts.state_names import state_path as state_path
 from aerie.errors import Failed
 
+FP8_SCALES = "hidden_states_scales"
+
 
 @dataclass(frozen=True)
 class StateFile:
-    """Token ids int64 [S] and hidden states [S, L, H]."""
+    """Token ids int64 [S] and hidden states [S, L, H], in bfloat16 where they are ``stored`` as fp8."""
 
     token_ids: torch.Tensor
     hidden_states: torch.Tensor
+    stored: Literal["plain", "fp8"] = "plain"
 
 
 def link_path(folder: Path, row: int) -> Path:
@@ -41,9 +46,31 @@ def write_states(path: Path, *, token_ids: torch.Tensor, hidden_states: torch.Te
     Raises:
         Failed: the disk refused.
     """
+    _write(path, {"token_ids": token_ids.contiguous(), "hidden_states": hidden_states.contiguous()})
+
+
+def compress_states(path: Path, states: StateFile) -> tuple[float, ...]:
+    """Write a file's plain ``states`` anew as fp8; return what is lost, by slot [L].
+
+    That is the norm of the difference over the norm, of the values that a trainer is handed. Needs hs_connectors.
+
+    Raises:
+        Failed: the disk refused.
+    """
+    from hs_connectors.fp8_utils import dequantize_fp8_tensor, quantize_tensor_to_fp8
+
+    plain = states.hidden_states
+    compressed, scales = quantize_tensor_to_fp8(plain)
+    _write(path, {"token_ids": states.token_ids, "hidden_states": compressed, FP8_SCALES: scales})
+    lost = dequantize_fp8_tensor(compressed, scales).float() - plain.float()
+    error = lost.norm(dim=(0, 2)) / plain.float().norm(dim=(0, 2))
+    return tuple(error.tolist())
+
+
+def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     try:
         with atomic_path(path) as temporary:
-            save_file({"token_ids": token_ids.contiguous(), "hidden_states": hidden_states.contiguous()}, temporary)
+            save_file(tensors, temporary)
     except (SafetensorError, OSError) as error:
         raise Failed(f"{path}: cannot be written: {error}") from error
 
@@ -60,6 +87,11 @@ def read_states(path: Path) -> StateFile:
         raise Failed(f"{path.name}: missing") from None
     except (SafetensorError, OSError) as error:
         raise Failed(f"{path.name}: cannot be read: {error}") from error
+    if set(tensors) == {"token_ids", "hidden_states", FP8_SCALES}:
+        from hs_connectors.fp8_utils import dequantize_fp8_tensor
+
+        states = dequantize_fp8_tensor(tensors["hidden_states"], tensors[FP8_SCALES])
+        return StateFile(token_ids=tensors["token_ids"], hidden_states=states, stored="fp8")
     if set(tensors) != {"token_ids", "hidden_states"}:
         raise Failed(f"{path.name}: expected token_ids and hidden_states; found {', '.join(sorted(tensors))}")
     return StateFile(token_ids=tensors["token_ids"], hidden_states=tensors["hidden_states"])

@@ -1,6 +1,7 @@
 """``states.index.parquet``: one row a state file.
 
-It stands for the files in the manifest: they are too big to hash.
+It stands for the files in the manifest: they are too big to hash. ``states.index.<rank>-of-<world size>.parquet`` has
+the rows that one rank captured, and what was measured of them, until they are merged.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,9 @@ SCHEMA = pa.schema(
         pa.field("tokens", pa.int32(), nullable=False),
         pa.field("token_ids_sha256", pa.string(), nullable=False),
     ]
+)
+SHARD_SCHEMA = SCHEMA.append(pa.field("dataset", pa.string(), nullable=False)).append(
+    pa.field("rms", pa.list_(pa.float64()), nullable=False)
 )
 
 
@@ -49,3 +53,31 @@ def iterate_index(path: Path) -> Iterator[IndexedState]:
     """
     for row in iterate_rows(path, SCHEMA, written_by="capture"):
         yield IndexedState(**row)
+
+
+@dataclass(frozen=True)
+class MeasuredState(IndexedState):
+    """A state file as it was checked: also its data set, and by slot [L] its root mean square (``check``)."""
+
+    dataset: str
+    rms: tuple[float, ...]
+
+
+def shard_index(folder: Path, rank: int, world_size: int) -> Path:
+    """Path of a rank's index in the folder of hidden states."""
+    return folder / f"states.index.{rank}-of-{world_size}.parquet"
+
+
+def write_shard_index(path: Path, states: Iterable[MeasuredState]) -> int:
+    """Write a rank's index atomically, and return its number of rows."""
+    return write_rows(path, SHARD_SCHEMA, (vars(state) for state in states))
+
+
+def iterate_shard_index(path: Path) -> Iterator[MeasuredState]:
+    """Yield the rows of a rank's index.
+
+    Raises:
+        BadInput: the file is missing or is not such a file.
+    """
+    for row in iterate_rows(path, SHARD_SCHEMA, written_by="capture"):
+        yield MeasuredState(**{**row, "rms": tuple(row["rms"])})

@@ -14,7 +14,11 @@ from aerie.hidden_states.layers import CapturedLayers
 
 @dataclass(frozen=True)
 class CheckedState:
-    """A state file that passed; ``rms`` is the root mean square of each slot [L]."""
+    """A state file that passed.
+
+    ``rms`` is, for each slot [L], the root mean square of the states of its median token: a first token that draws
+    attention may be a thousand times larger than the others, and would make short rows look large.
+    """
 
     bytes: int
     tokens: int
@@ -29,6 +33,15 @@ def check_state_file(path: Path, input_ids: Int32Array, layers: CapturedLayers) 
             finite; the message begins with the file's name.
     """
     state = read_states(path)
+    return check_state(path, state, input_ids, layers)
+
+
+def check_state(path: Path, state: StateFile, input_ids: Int32Array, layers: CapturedLayers) -> CheckedState:
+    """Check what was read from ``path``, as ``check_state_file``.
+
+    Raises:
+        Failed: it is not what it should be.
+    """
     _check_tokens(path, state, input_ids)
     expected = (len(input_ids), layers.slots, layers.hidden_size)
     if tuple(state.hidden_states.shape) != expected:
@@ -38,13 +51,15 @@ def check_state_file(path: Path, input_ids: Int32Array, layers: CapturedLayers) 
         )
     if state.hidden_states.dtype != getattr(torch, layers.dtype):
         raise Failed(f"{path.name}: hidden states are {state.hidden_states.dtype}; expected torch.{layers.dtype}")
+    if state.stored != layers.storage:
+        raise Failed(f"{path.name}: hidden states are stored {state.stored}; expected {layers.storage}")
     # One pass finds both: a value that is not finite, and a block that a crash left zeroed.
     norms = torch.linalg.vector_norm(state.hidden_states, dim=2, dtype=torch.float32)
     if not bool(torch.isfinite(norms).all()):
         raise Failed(f"{path.name}: hidden states hold a value that is not finite")
     if bool((norms == 0).any()):
         raise Failed(f"{path.name}: hidden states of some token are all zero")
-    rms = norms.square().mean(dim=0).sqrt() / layers.hidden_size**0.5
+    rms = norms.median(dim=0).values / layers.hidden_size**0.5
     return CheckedState(bytes=path.stat().st_size, tokens=len(input_ids), rms=tuple(rms.tolist()))
 
 

@@ -19,7 +19,7 @@ IDENTITY_FILE = "capture.json"
 
 
 def capture_identity(request: StageRequest, layers: CapturedLayers) -> dict[str, Any]:
-    """What the values of a state file depend on besides its tokens; SGLang, which serves, goes without saying."""
+    """What the values of a state file depend on besides its tokens; the defaults of later settings go unsaid."""
     verifier = request.settings.verifier
     backend = request.settings.hidden_states.backend
     return {
@@ -30,6 +30,7 @@ def capture_identity(request: StageRequest, layers: CapturedLayers) -> dict[str,
         "hidden_size": layers.hidden_size,
         "dtype": layers.dtype,
         **({} if backend == "sglang" else {"backend": backend}),
+        **({} if layers.storage == "plain" else {"storage": layers.storage}),
     }
 
 

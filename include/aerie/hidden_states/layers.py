@@ -5,6 +5,7 @@ Both sides import this: speculators, which only the model environment has, is im
 
 import warnings
 from dataclasses import dataclass
+from typing import Literal
 
 from aerie.errors import BadInput
 from aerie.serving.model_config import read_model_config
@@ -12,6 +13,8 @@ from aerie.settings.pipeline import PipelineSettings
 from aerie.settings.profile import checkpoint_code_allowed
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+FP8_BYTES, FP8_SCALE_BYTES = 1, 4
+"""Of each value, and of the one scale that a token has."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class CapturedLayers:
     decoder_layers: int
     hidden_size: int
     dtype: str
+    storage: Literal["plain", "fp8"] = "plain"
 
     @property
     def slots(self) -> int:
@@ -31,6 +35,8 @@ class CapturedLayers:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of hidden states for each token."""
+        if self.storage == "fp8":
+            return self.slots * self.hidden_size * FP8_BYTES + FP8_SCALE_BYTES
         return self.slots * self.hidden_size * DTYPE_BYTES[self.dtype]
 
 
@@ -85,5 +91,9 @@ def _captured(layers: tuple[int, ...], depth: int, hidden_size: int, settings: P
             "(layer 0 receives the embedding; the last layer's output is always stored)"
         )
     return CapturedLayers(
-        auxiliary=layers, decoder_layers=depth, hidden_size=hidden_size, dtype=settings.hidden_states.dtype
+        auxiliary=layers,
+        decoder_layers=depth,
+        hidden_size=hidden_size,
+        dtype=settings.hidden_states.dtype,
+        storage=settings.hidden_states.storage,
     )

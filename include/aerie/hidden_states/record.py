@@ -3,24 +3,25 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aerie.artefacts.corpus import CorpusRow
-from aerie.artefacts.state_files import state_name, state_path
+from aerie.artefacts.state_files import compress_states, read_states, state_name, state_path
 from aerie.errors import Failed
-from aerie.hidden_states.check import CheckedState, check_state_file
+from aerie.hidden_states.check import CheckedState, check_state
 from aerie.hidden_states.layers import CapturedLayers
 
 
 @dataclass
 class CaptureProgress:
-    """What a capture has done so far."""
+    """What a capture has done so far; ``fp8_errors`` are by row and slot what the files stored as fp8 have lost."""
 
     captured_rows: int = 0
     captured_tokens: int = 0
     present_rows: int = 0
     bytes: int = 0
+    fp8_errors: list[tuple[float, ...]] = field(default_factory=list)
 
 
 class CaptureRecord:
@@ -64,7 +65,7 @@ class CaptureRecord:
         if not path.exists():
             return False
         try:
-            checked = check_state_file(path, row.input_ids, self.layers)
+            checked = self._checked(row)
         except Failed as failure:
             path.unlink()
             self._replaced(str(failure))
@@ -81,12 +82,24 @@ class CaptureRecord:
         Raises:
             Failed: it is not what it should be.
         """
-        checked = check_state_file(self.path_of(row), row.input_ids, self.layers)
+        checked = self._checked(row)
         with self._lock:
             self.progress.captured_rows += 1
             self.progress.captured_tokens += checked.tokens
             self.progress.bytes += checked.bytes
             self._taken(row, checked)
+
+    def _checked(self, row: CorpusRow) -> CheckedState:
+        """Check a row's file; a plain one that is good is stored as fp8, where that is asked for."""
+        path = self.path_of(row)
+        state = read_states(path)
+        if self.layers.storage == state.stored:
+            return check_state(path, state, row.input_ids, self.layers)
+        check_state(path, state, row.input_ids, replace(self.layers, storage="plain"))
+        error = compress_states(path, state)
+        with self._lock:
+            self.progress.fp8_errors.append(error)
+        return check_state(path, read_states(path), row.input_ids, self.layers)
 
     def report(self) -> None:
         """Report the progress."""

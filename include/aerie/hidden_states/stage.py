@@ -1,29 +1,26 @@
 """The stages ``forecast`` and ``capture``."""
 
 import os
-import time
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_batches, iterate_rows
+from aerie.artefacts.corpus import DATASET_FOLDER, iterate_batches, iterate_rows
 from aerie.artefacts.files import fingerprint_of
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import Manifest, answered_by, describe_output, read_manifest, write_manifest
-from aerie.artefacts.state_files import link_rows, state_name, state_path, token_ids_sha256
-from aerie.artefacts.state_index import INDEX_FILE, IndexedState, iterate_index, write_index
+from aerie.artefacts.state_files import link_path, link_rows, state_name, state_path
+from aerie.artefacts.state_index import INDEX_FILE, iterate_index, write_index
 from aerie.corpus.stage import read_corpus
 from aerie.errors import BadInput
-from aerie.hidden_states.backends import backend_of
-from aerie.hidden_states.check import CheckedState
+from aerie.hidden_states.capturing import capture_rows
 from aerie.hidden_states.forecast import Forecast, forecast_disk, require_fit
 from aerie.hidden_states.identity import bind_states, capture_identity
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import Parity, compare_with_transformers
-from aerie.hidden_states.record import CaptureProgress, CaptureRecord
+from aerie.hidden_states.record import CaptureProgress
 from aerie.hidden_states.streaming import window_bytes
 from aerie.stages import Events, StageRequest, StageResult
-
-RENEWALS_PER_LEASE = 4
 
 
 def forecast(request: StageRequest, events: Events) -> StageResult:
@@ -116,25 +113,26 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     manifest_path.unlink(missing_ok=True)
     bind_states(files, identity, discard=request.force)
     require_fit(_forecast(request, corpus, layers))
-    started = time.monotonic()
-    captured, progress = _capture_rows(request, corpus, layers, events)
-    seconds = time.monotonic() - started
+    captured = capture_rows(
+        request, layers, events, lambda: iterate_rows(files.corpus / DATASET_FOLDER), count=corpus.counts["rows"]
+    )
     parity = _parity(request, layers, events)
-    link_rows(files.hidden_states, files.states, [state_name(state.sample_id) for state in captured])
+    link_rows(files.hidden_states, files.states, [state_name(state.sample_id) for state in captured.states])
     index = files.hidden_states / INDEX_FILE
-    write_index(index, captured)
+    write_index(index, captured.states)
     counts: dict[str, Any] = {
-        "files": len(captured),
-        "bytes": sum(state.bytes for state in captured),
-        "tokens": sum(state.tokens for state in captured),
+        "files": len(captured.states),
+        "bytes": sum(state.bytes for state in captured.states),
+        "tokens": sum(state.tokens for state in captured.states),
         "layers": list(layers.auxiliary),
         "slots": layers.slots,
         "hidden_size": layers.hidden_size,
         "dtype": layers.dtype,
         "corpus_fingerprint": corpus.counts["corpus_fingerprint"],
         "backend": request.settings.hidden_states.backend,
-        "captured_tokens": progress.captured_tokens,
-        "seconds": round(seconds, 1),
+        "captured_tokens": captured.progress.captured_tokens,
+        "storage": layers.storage,
+        "fp8_errors": fp8_errors(captured.progress),
         "parity": vars(parity) if parity else None,
     }
     manifest = write_manifest(
@@ -144,19 +142,29 @@ def capture(request: StageRequest, events: Events) -> StageResult:
         dataset=None,
         fingerprint=fingerprint,
         inputs=inputs,
-        outputs=[describe_output(index, len(captured))],
+        outputs=[describe_output(index, len(captured.states))],
         counts=counts,
     )
     return StageResult(stage="capture", reused=False, manifest=manifest)
 
 
 def _changed_states(files: EditionFiles) -> bool:
-    """Whether a state file is missing or has another size than the index says."""
+    """Whether a state file is missing, has another size than the index says, or is not what its row's link names."""
     for state in iterate_index(files.hidden_states / INDEX_FILE):
-        path = files.hidden_states / state.file
+        path, link = files.hidden_states / state.file, link_path(files.hidden_states, state.row)
         if not path.is_file() or path.stat().st_size != state.bytes:
             return True
+        if not link.is_symlink() or link.readlink() != Path(state.file):
+            return True
     return False
+
+
+def fp8_errors(progress: CaptureProgress) -> dict[str, list[float]] | None:
+    """Mean and largest relative error by slot [L] of the files that were stored as fp8, None where none was."""
+    if not progress.fp8_errors:
+        return None
+    by_slot = list(zip(*progress.fp8_errors, strict=True))
+    return {"mean": [sum(slot) / len(slot) for slot in by_slot], "maximum": [max(slot) for slot in by_slot]}
 
 
 def _require_forecast(request: StageRequest, layers: CapturedLayers) -> None:
@@ -176,46 +184,6 @@ def _require_context(request: StageRequest, corpus: Manifest) -> None:
             f"the longest corpus row has {longest} tokens, but serving.context_length is {context} and one "
             "token more is sampled: raise it, or lower corpus.maximum_length and merge again"
         )
-
-
-def _capture_rows(
-    request: StageRequest, corpus: Manifest, layers: CapturedLayers, events: Events
-) -> tuple[list[IndexedState], CaptureProgress]:
-    files, settings = request.files, request.settings
-    rows = corpus.counts["rows"]
-    captured: dict[int, IndexedState] = {}
-
-    def taken(row: CorpusRow, checked: CheckedState) -> None:
-        captured[row.row] = IndexedState(
-            row=row.row,
-            sample_id=row.sample_id,
-            file=str(state_path(files.states, state_name(row.sample_id)).relative_to(files.hidden_states)),
-            bytes=checked.bytes,
-            tokens=checked.tokens,
-            token_ids_sha256=token_ids_sha256(row.input_ids),
-        )
-
-    def report(progress: CaptureProgress) -> None:
-        events.progress(
-            f"captured {progress.captured_rows} rows ({progress.captured_tokens} tokens), {progress.present_rows} "
-            f"were there, of {rows}",
-            rows=progress.captured_rows + progress.present_rows,
-            of_rows=rows,
-            bytes=progress.bytes,
-        )
-        events.metric(captured_rows=len(captured), captured_tokens=progress.captured_tokens)
-
-    record = CaptureRecord(
-        files.states,
-        layers,
-        taken=taken,
-        replaced=lambda problem: events.progress(f"captured again: {problem}"),
-        report=report,
-        report_seconds=min(settings.generation.progress_seconds, settings.serving.lease_seconds / RENEWALS_PER_LEASE),
-    )
-    backend_of(request, layers, events).capture(iterate_rows(files.corpus / DATASET_FOLDER), record)
-    record.report()
-    return [captured[row] for row in range(rows)], record.progress
 
 
 def _parity(request: StageRequest, layers: CapturedLayers, events: Events) -> Parity | None:

@@ -2,27 +2,25 @@
 
 A mismatched cache trains silently (exit 0, loss 0.00), so every link that the trainer will read is compared with its
 corpus row: tokens, shape, finite values, every row once, and magnitudes in a band, which finds blocks that a crash left
-zeroed and states of another model that happen to fit.
+zeroed and states of another model that happen to fit. Wrong files are named and removed, so that capture takes them
+again, and only them.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
 from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_rows
 from aerie.artefacts.layout import EditionFiles
-from aerie.artefacts.state_files import SUFFIX, link_path
+from aerie.artefacts.state_files import SUFFIX, link_path, state_name, state_path
 from aerie.errors import Failed
 from aerie.hidden_states.check import CheckedState, check_state_file
 from aerie.hidden_states.layers import CapturedLayers
-
-MAGNITUDE_BAND = 10.0
-"""A file is refused whose root mean square in some layer is this many times above or below the corpus' median."""
+from aerie.hidden_states.magnitudes import MAGNITUDE_BAND as MAGNITUDE_BAND
+from aerie.hidden_states.magnitudes import Magnitude, far_from_others
 
 NAMED_FILES = 20
 ROWS_AT_ONCE = 1024
@@ -37,71 +35,89 @@ class VerifiedStates:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Verified:
+    """A corpus row, and its state file: checked, or what is wrong with it."""
+
+    row: int
+    sample_id: str
+    dataset: str
+    outcome: CheckedState | str
+
+
 def verify(files: EditionFiles, layers: CapturedLayers) -> VerifiedStates:
-    """Verify the hidden states of the edition's corpus.
+    """Verify the hidden states of the edition's corpus; remove those that are wrong, unless most are.
 
     Raises:
         Failed: a file is missing, truncated, corrupted, of other tokens, of another shape, or off in magnitude, or a
             link belongs to no row; the message names the files.
     """
-    checked, problems = check_rows(files, layers)
-    problems += _magnitudes(checked) + _strangers(files.hidden_states, len(checked) + len(problems))
-    if problems:
-        named = "; ".join(problems[:NAMED_FILES])
-        more = f"; and {len(problems) - NAMED_FILES} more" if len(problems) > NAMED_FILES else ""
-        raise Failed(
-            f"{files.hidden_states}: {len(problems)} state files are wrong: {named}{more}; run capture again with "
-            "--force, it captures only what is wrong"
-        )
-    states = checked.values()
+    rows = list(verify_rows(files, layers))
+    checked = {one.row: one.outcome for one in rows if isinstance(one.outcome, CheckedState)}
+    far = far_from_others(
+        Magnitude(one.row, one.dataset, one.outcome.rms) for one in rows if isinstance(one.outcome, CheckedState)
+    )
+    wrong = {one: _problem(files, one, far) for one in rows if one.row in far or isinstance(one.outcome, str)}
+    strangers = list(_strangers(files.hidden_states, len(rows)))
+    if wrong or strangers:
+        raise Failed(_told(files, [*wrong.values(), *strangers], _remove(files, list(wrong), len(rows))))
     return VerifiedStates(
-        rows=len(checked), tokens=sum(state.tokens for state in states), bytes=sum(state.bytes for state in states)
+        rows=len(checked),
+        tokens=sum(state.tokens for state in checked.values()),
+        bytes=sum(state.bytes for state in checked.values()),
     )
 
 
-def check_rows(files: EditionFiles, layers: CapturedLayers) -> tuple[dict[int, CheckedState], list[str]]:
-    """Check the link of every corpus row; return what passed by row, and the problem of each that did not."""
+def verify_rows(files: EditionFiles, layers: CapturedLayers) -> Iterator[Verified]:
+    """Check the link of every corpus row, in order."""
 
     def check(row: CorpusRow) -> CheckedState | str:
         try:
             return check_state_file(link_path(files.hidden_states, row.row), row.input_ids, layers)
         except Failed as failure:
-            return f"{failure} (sample {row.sample_id})"
+            return str(failure)
 
-    checked: dict[int, CheckedState] = {}
-    problems: list[str] = []
     rows = iterate_rows(files.corpus / DATASET_FOLDER)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for chunk in _chunks(rows):
+        while chunk := list(islice(rows, ROWS_AT_ONCE)):
             for row, outcome in zip(chunk, pool.map(check, chunk), strict=True):
-                if isinstance(outcome, str):
-                    problems.append(outcome)
-                else:
-                    checked[row.row] = outcome
-    return checked, problems
+                yield Verified(row.row, row.sample_id, row.dataset, outcome)
 
 
-def _chunks(rows: Iterator[CorpusRow]) -> Iterator[list[CorpusRow]]:
-    while chunk := list(islice(rows, ROWS_AT_ONCE)):
-        yield chunk
+def _problem(files: EditionFiles, one: Verified, far: Mapping[int, str]) -> str:
+    told = f"{link_path(files.hidden_states, one.row).name}: {far[one.row]}" if one.row in far else one.outcome
+    return f"{told} (sample {one.sample_id})"
 
 
-def _magnitudes(checked: dict[int, CheckedState]) -> list[str]:
-    if not checked:
-        return []
-    rows = list(checked)
-    rms = np.array([checked[row].rms for row in rows])
-    medians = np.median(rms, axis=0)
-    off = ((rms > medians * MAGNITUDE_BAND) | (rms < medians / MAGNITUDE_BAND)).any(axis=1)
-    return [
-        f"hs_{rows[i]}{SUFFIX}: magnitudes {np.array2string(rms[i], precision=3)} are far from the corpus' medians "
-        f"{np.array2string(medians, precision=3)}; remove the file it points to, so that it is captured again"
-        for i in np.flatnonzero(off)
-    ]
+def _told(files: EditionFiles, problems: list[str], removed: int) -> str:
+    named = "; ".join(problems[:NAMED_FILES])
+    more = f"; and {len(problems) - NAMED_FILES} more" if len(problems) > NAMED_FILES else ""
+    todo = (
+        f"{removed} of them are removed: run capture again, it captures only what is missing"
+        if removed
+        else "none is removed: run capture again, with --force where it finds nothing to do"
+    )
+    return f"{files.hidden_states}: {len(problems)} state files are wrong: {named}{more}; {todo}"
 
 
-def _strangers(folder: Path, rows: int) -> list[str]:
+def _remove(files: EditionFiles, wrong: list[Verified], rows: int) -> int:
+    """Remove the wrong rows' own files, and return how many; where most rows are wrong, the files are not to blame.
+
+    A link to another row's file is of an earlier shuffle: it says nothing of either file.
+    """
+    if 2 * len(wrong) > rows:
+        return 0
+    removed = 0
+    for one in wrong:
+        own = state_path(files.states, state_name(one.sample_id))
+        if own.is_file() and link_path(files.hidden_states, one.row).resolve() == own.resolve():
+            own.unlink()
+            removed += 1
+    return removed
+
+
+def _strangers(folder: Path, rows: int) -> Iterator[str]:
     expected = {link_path(folder, row).name for row in range(rows)}
-    return [
-        f"{path.name}: belongs to no corpus row" for path in folder.glob(f"hs_*{SUFFIX}") if path.name not in expected
-    ]
+    for path in folder.glob(f"hs_*{SUFFIX}"):
+        if path.name not in expected:
+            yield f"{path.name}: belongs to no corpus row"

@@ -462,6 +462,7 @@ class HiddenStateSettings(Frozen):
     ``backend`` says what computes the states: ``sglang``, hooks inside the server; ``transformers``, in the stage's own
     process, for any architecture that it loads; ``vllm``, speculators' own extraction from a ``vllm serve``.
     ``concurrency`` is requests in flight, or rows of one length in a forward pass of transformers.
+    ``storage`` ``fp8`` halves the files by one float8 scale a token, at an error that the capture measures.
 
     ``disk_limit_gib`` is what the states may take of the disk: a corpus that needs more is not captured whole but
     streamed, each state captured when the trainer comes to it, and removed once it is read. None: all are kept.
@@ -470,6 +471,7 @@ class HiddenStateSettings(Frozen):
     backend: Literal["sglang", "transformers", "vllm"] = "sglang"
     layers: tuple[int, ...] | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    storage: Literal["plain", "fp8"] = "plain"
     concurrency: PositiveInt = 32
     free_share: Share = 0.1
     disk_limit_gib: PositiveFloat | None = None
@@ -480,6 +482,14 @@ class HiddenStateSettings(Frozen):
     def captures_in_server(self) -> bool:
         """Whether a server of ours captures, so that a run has one for it."""
         return self.backend == "sglang"
+
+    @model_validator(mode="after")
+    def _fp8_is_of_kept_bfloat16(self) -> Self:
+        if self.storage == "fp8" and self.dtype != "bfloat16":
+            raise ValueError(f"storage is fp8 and dtype {self.dtype}: expected bfloat16, which the trainer is handed")
+        if self.storage == "fp8" and self.disk_limit_gib is not None:
+            raise ValueError("storage is fp8, and disk_limit_gib is set: states that are streamed are stored plain")
+        return self
 
     @model_validator(mode="after")
     def _vllm_can_be_reached(self) -> Self:

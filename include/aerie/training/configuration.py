@@ -59,7 +59,8 @@ class TrainerInputs:
     """What the trainer reads and where it writes; every path is absolute.
 
     ``layers`` are the auxiliary layers whose incoming residual stream was captured. The first ``train_rows`` of
-    ``rows`` are trained on, the rest validates. ``streamed`` says that states appear as they are trained on.
+    ``rows`` are trained on, the rest validates. ``streamed`` says that states appear as they are trained on,
+    ``fp8`` that their files are stored so.
     """
 
     verifier_stub: Path
@@ -73,6 +74,7 @@ class TrainerInputs:
     rows: int
     folder: Path
     streamed: bool = False
+    fp8: bool = False
 
     @property
     def checkpoints(self) -> Path:
@@ -127,7 +129,7 @@ def document(settings: TrainingSettings, inputs: TrainerInputs, *, accelerated: 
         },
         "data": {
             "data_path": str(inputs.dataset),
-            "hidden_states_backend": STREAMED if inputs.streamed else "file",
+            "hidden_states_backend": STREAMED if inputs.streamed else "fp8" if inputs.fp8 else "file",
             "total_seq_len": settings.sequence_length,
             "train_data_ratio": train_data_ratio(inputs.train_rows, inputs.rows),
         },

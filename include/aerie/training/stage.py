@@ -166,6 +166,7 @@ def prepare_training(request: StageRequest) -> Prepared:
         train_rows=len(lengths),
         rows=corpus.counts["rows"],
         folder=folder,
+        fp8=layers.storage == "fp8",
     )
     batches = BatchPlan(
         lengths=lengths,
