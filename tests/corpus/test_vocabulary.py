@@ -17,7 +17,7 @@ def merged(edition, rows):
 
 
 def run(edition, size, minimum=0.1, **options):
-    settings = {"size": size, "minimum_coverage": minimum}
+    settings = {"size": size, "minimum_coverage": minimum, "coverage": options.pop("coverage", None)}
     return vocabulary(edition.request(datasets=("B1_glaive",), vocabulary=settings, **options), edition.events)
 
 
@@ -33,7 +33,8 @@ def test_tokens_that_occur_in_prompts_only_are_forced_in_and_the_frequent_ones_f
     tokens = set((np.arange(10) + read.d2t).tolist())
     assert tokens == {*VERIFIER.token_ids.values(), 10, 11}
     assert (read.d2t.dtype, read.t2d.dtype, len(read.t2d)) == (np.int64, np.bool_, VERIFIER.vocabulary_size)
-    assert {path.name for path in folder.iterdir()} == {"d2t-10.npy", "t2d-10.npy", "vocabulary.json"}
+    named = f"10-{manifest.counts['corpus_fingerprint'][:12]}.npy"
+    assert {path.name for path in folder.iterdir()} == {f"d2t-{named}", f"t2d-{named}", "vocabulary.json"}
 
 
 def test_coverage_is_the_share_of_response_tokens_over_all_and_by_data_set(corpus):
@@ -68,3 +69,60 @@ def test_a_mapping_of_an_earlier_corpus_is_refused_and_made_anew(corpus):
     assert fresh.manifest.counts["corpus_fingerprint"] != first.counts["corpus_fingerprint"]
     with pytest.raises(Failed, match="stale draft vocabulary"):
         read_draft_vocabulary(folder, corpus_fingerprint=first.counts["corpus_fingerprint"])
+    assert len(list(folder.glob("*.npy"))) == 2
+
+
+def test_a_mapping_file_that_another_corpus_left_is_refused(corpus):
+    fingerprint = run(corpus, size=10).manifest.counts["corpus_fingerprint"]
+    folder = corpus.request().files.vocabulary
+    t2d = next(folder.glob("t2d-*.npy"))
+    t2d.write_bytes(t2d.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(Failed, match="not the file that vocabulary wrote"):
+        read_draft_vocabulary(folder, corpus_fingerprint=fingerprint)
+    t2d.unlink()
+    with pytest.raises(BadInput, match="run vocabulary again"):
+        read_draft_vocabulary(folder, corpus_fingerprint=fingerprint)
+
+
+def test_the_smallest_size_that_covers_the_target_is_taken(edition):
+    wide = VERIFIER.model_copy(update={"vocabulary_size": 1000, "token_ids": dict.fromkeys(VERIFIER.token_ids, 999)})
+    rows = [sample(f"s{i}", [1, i], [100 + i] * (200 - i)) for i in range(200)]
+    edition.validated("B1_glaive", rows, wide)
+    merge(edition.request(datasets=("B1_glaive",), corpus={"maximum_length": 500}), edition.events)
+
+    def size_for(coverage, most=None):
+        counts = run(edition, size=most, coverage=coverage, corpus={"maximum_length": 500}).manifest.counts
+        return counts["size"], counts["coverage"]
+
+    frequencies = [200 - i for i in range(200)]
+    for target in (0.5, 0.9, 0.99):
+        size, coverage = size_for(target)
+        assert size % 64 == 0
+        assert coverage >= target
+        assert sum(frequencies[: max(0, size - 64 - 1)]) < target * sum(frequencies)
+    assert size_for(1.0)[0] == 256
+    size, coverage = size_for(0.99, most=70)
+    assert (size, coverage < 0.99) == (70, True)
+
+
+def test_no_more_tokens_are_asked_for_than_the_verifier_has_whatever_the_target(corpus):
+    counts = run(corpus, size=None, coverage=1.0).manifest.counts
+    assert (counts["size"], counts["coverage"]) == (VERIFIER.vocabulary_size, 1.0)
+
+
+def test_coverage_of_several_sizes_is_recorded_by_data_set(edition):
+    edition.validated("B1_glaive", [sample("a", [1], [10] * 9 + [11])])
+    edition.validated("B2_opencodeinstruct", [sample("b", [1], [11] * 5 + [12] * 5)])
+    merge(edition.request(), edition.events)
+    counts = vocabulary(
+        edition.request(vocabulary={"size": 9, "minimum_coverage": 0.1}), edition.events
+    ).manifest.counts
+    assert counts["coverage_by_dataset"] == {"B1_glaive": 0.9, "B2_opencodeinstruct": 0.0}
+    assert counts["coverage_by_size"] == [
+        {"size": 64, "coverage": 1.0, "datasets": {"B1_glaive": 1.0, "B2_opencodeinstruct": 1.0}}
+    ]
+
+
+def test_a_vocabulary_without_a_size_or_a_target_is_refused(edition):
+    with pytest.raises(ValueError, match="expected 'size', or 'coverage'"):
+        edition.request(vocabulary={"minimum_coverage": 0.5})

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from aerie.settings.pipeline import PipelineSettings
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -27,10 +29,26 @@ class Limit:
         return min(within, int(np.searchsorted(sums, self.response_tokens, side="right")))
 
 
-def shares_of(available: Mapping[int, int], weights: Mapping[int, float]) -> dict[int, int]:
+def caps_of(settings: PipelineSettings) -> dict[str, Limit]:
+    """Caps by data set: ``corpus.caps``, and the budget of a data set that arrives tokenised.
+
+    Budgets of the others were kept when they were generated.
+    """
+    caps = {}
+    for name, dataset in settings.datasets.items():
+        cap = settings.corpus.caps.get(name)
+        budget = dataset.budget_tokens if dataset.kind == "tokenised" and dataset.budget_tokens else None
+        tokens = [most for most in (budget, cap.response_tokens if cap else None) if most is not None]
+        limit = Limit(response_tokens=min(tokens, default=None), rows=cap.rows if cap else None)
+        if limit != Limit():
+            caps[name] = limit
+    return caps
+
+
+def shares_of(available: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, int]:
     """Response tokens of each data set so that they are to each other as ``weights``, none repeated.
 
-    The data set that is scarcest for its weight is taken whole; where it has none, nothing is left of the others.
+    The data set that is scarcest for its weight is taken whole.
     """
     if not weights:
         return {}

@@ -24,10 +24,10 @@ from aerie.artefacts.corpus import CORPUS_SCHEMA, ROWS_PER_RECORD_BATCH, CorpusW
 from aerie.artefacts.files import sha256_of, sync_file
 from aerie.artefacts.samples import count_tokens, iterate_sample_batches
 from aerie.corpus.equal_prompts import PromptHashes
-from aerie.corpus.limits import Limit
+from aerie.corpus.limits import Limit, shares_of
 from aerie.corpus.read_ahead import read_ahead
 from aerie.corpus.rows import BENCHMARK, SPLITS, VALIDATION, Origin, TokenRows, check_rows, order_keys, split_codes
-from aerie.corpus.selection import KEPT, REASONS, RowNumbers, Selection, repeated_keys
+from aerie.corpus.selection import KEPT, OVER_CAP, OVER_WEIGHT, REASONS, RowNumbers, Selection, repeated_keys
 from aerie.corpus.spill import Spill, SpilledRows
 from aerie.corpus.tally import DatasetStatistics, Tally, statistics_of
 from aerie.errors import Failed
@@ -211,10 +211,18 @@ class Merge:
         selection = Selection.of(rows, maximum_length=rules.maximum_length)
         selection.drop_copies(np.concatenate(self._held_out))
         numbers = {source.dataset: number for number, source in enumerate(self._sources)}
-        selection.limit(
-            {numbers[name]: cap for name, cap in rules.caps.items() if name in numbers},
-            {numbers[name]: weight for name, weight in rules.weights.items() if name in numbers},
-        )
+        for name, cap in rules.caps.items():
+            if name in numbers:
+                selection.thin_out(numbers[name], cap, OVER_CAP)
+        weights = {name: weight for name, weight in rules.weights.items() if name in numbers}
+        left = {name: selection.response_tokens(numbers[name]) for name in weights}
+        if none := [name for name, tokens in left.items() if not tokens]:
+            raise Failed(
+                f"corpus.weights: no row is left of {', '.join(none)}, so that nothing of the others could stay in "
+                "proportion; take it out of corpus.weights, or generate it"
+            )
+        for name, tokens in shares_of(left, weights).items():
+            selection.thin_out(numbers[name], Limit(response_tokens=tokens), OVER_WEIGHT)
         return selection
 
     def _write(self, selection: Selection) -> Merged:

@@ -3,14 +3,14 @@
 It depends on seed, sample ids and contents only: not on the order of files, nor on how rows were partitioned.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from aerie.corpus.limits import Limit, shares_of
+from aerie.corpus.limits import Limit
 from aerie.corpus.rows import BENCHMARK
 
 Uint64Array = npt.NDArray[np.uint64]
@@ -102,23 +102,19 @@ class Selection:
         self.reasons[places] = np.where(of_held_out, COPY_OF_HELD_OUT, DUPLICATE)
         self.same_as[places] = keys[order][firsts[dropped]]
 
-    def limit(self, caps: Mapping[int, Limit], weights: Mapping[int, float]) -> None:
-        """Thin out data sets (by number): first to their own cap, then to each other's weights."""
-        sampling = sampling_keys(self.rows.keys)
-        for dataset, cap in caps.items():
-            self._thin_out(dataset, cap, sampling, OVER_CAP)
-        left = {dataset: int(self.rows.response_tokens[self._kept(dataset)].sum()) for dataset in weights}
-        for dataset, response_tokens in shares_of(left, weights).items():
-            self._thin_out(dataset, Limit(response_tokens=response_tokens), sampling, OVER_WEIGHT)
+    def thin_out(self, dataset: int, limit: Limit, reason: int) -> None:
+        """Drop rows of the data set with this number, drawn by their order keys, while it exceeds ``limit``."""
+        places = self._kept(dataset)
+        order = places[np.argsort(sampling_keys(self.rows.keys[places]), kind="stable")]
+        kept = limit.rows_within(self.rows.response_tokens[order])
+        self.reasons[order[kept:]] = reason
+
+    def response_tokens(self, dataset: int) -> int:
+        """Response tokens that are left of the data set with this number."""
+        return int(self.rows.response_tokens[self._kept(dataset)].sum(dtype=np.int64))
 
     def _kept(self, dataset: int) -> npt.NDArray[np.int64]:
         return np.flatnonzero((self.rows.datasets == dataset) & (self.reasons == KEPT))
-
-    def _thin_out(self, dataset: int, limit: Limit, sampling: Uint64Array, reason: int) -> None:
-        places = self._kept(dataset)
-        order = places[np.argsort(sampling[places], kind="stable")]
-        kept = limit.rows_within(self.rows.response_tokens[order])
-        self.reasons[order[kept:]] = reason
 
 
 def repeated_keys(keys: Uint64Array) -> npt.NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """The stages ``merge`` and ``vocabulary``."""
 
 from dataclasses import asdict
+from typing import Any
 
 from aerie.artefacts.corpus import (
     DATASET_FOLDER,
@@ -23,13 +24,24 @@ from aerie.artefacts.manifest import (
     write_manifest,
 )
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
+from aerie.corpus.limits import caps_of
 from aerie.corpus.merge import Merge, Merged, Rules, Source
-from aerie.corpus.vocabulary import choose, forced_tokens, measure_coverage, require_coverage
+from aerie.corpus.vocabulary import (
+    Coverage,
+    CoverageCurve,
+    choose,
+    forced_tokens,
+    require_coverage,
+    size_asked_for,
+    usual_sizes,
+)
 from aerie.errors import Failed
 from aerie.stages import Events, StageRequest, StageResult
 
 MERGE_VERSION = 3
 """Raised when the same samples would become another corpus."""
+VOCABULARY_VERSION = 2
+"""Raised when the same corpus would get another draft vocabulary."""
 
 
 def merge(request: StageRequest, events: Events) -> StageResult:
@@ -48,6 +60,8 @@ def merge(request: StageRequest, events: Events) -> StageResult:
         seed=request.settings.seed,
         maximum_length=request.settings.corpus.maximum_length,
         vocabulary_size=verifier.vocabulary_size,
+        caps=caps_of(request.settings),
+        weights=dict(request.settings.corpus.weights),
     )
     fingerprint = fingerprint_of({"version": MERGE_VERSION, **asdict(rules)})
     manifest_path = files.manifest("merge")
@@ -168,7 +182,12 @@ def vocabulary(request: StageRequest, events: Events) -> StageResult:
     forced = forced_tokens(request.settings.verifier.load_profile(), verifier)
     corpus_fingerprint = corpus.counts["corpus_fingerprint"]
     fingerprint = fingerprint_of(
-        {"settings": asked.model_dump(), "forced": forced, "vocabulary_size": verifier.vocabulary_size}
+        {
+            "version": VOCABULARY_VERSION,
+            "settings": asked.model_dump(),
+            "forced": forced,
+            "vocabulary_size": verifier.vocabulary_size,
+        }
     )
     manifest_path = files.manifest("vocabulary")
     answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
@@ -177,16 +196,24 @@ def vocabulary(request: StageRequest, events: Events) -> StageResult:
         return StageResult(stage="vocabulary", reused=True, manifest=answer)
     manifest_path.unlink(missing_ok=True)
     counts = read_token_counts(files.corpus)
+    curve = CoverageCurve.of(counts, list(forced.values()))
     chosen = choose(
         counts,
-        size=asked.size,
+        size=size_asked_for(asked, curve, verifier.vocabulary_size),
         forced=list(forced.values()),
         vocabulary_size=verifier.vocabulary_size,
         corpus_fingerprint=corpus_fingerprint,
     )
-    coverage = measure_coverage(chosen, counts)
-    require_coverage(coverage, minimum=asked.minimum_coverage, size=asked.size)
-    about = {"forced": forced, "coverage": coverage.overall, "coverage_by_dataset": dict(coverage.datasets)}
+    coverage = curve.at(chosen.size)
+    by_size = curve.shares(usual_sizes(verifier.vocabulary_size))
+    _report_coverage(by_size, coverage, chosen.size, events)
+    require_coverage(coverage, minimum=asked.minimum_coverage, size=chosen.size)
+    about = {
+        "forced": forced,
+        "coverage": coverage.overall,
+        "coverage_by_dataset": dict(coverage.datasets),
+        "coverage_by_size": by_size,
+    }
     paths = write_draft_vocabulary(files.vocabulary, chosen, about)
     distinct = corpus.counts["distinct_tokens"]
     manifest = write_manifest(
@@ -205,9 +232,20 @@ def vocabulary(request: StageRequest, events: Events) -> StageResult:
             **about,
         },
     )
-    events.progress(
-        f"draft vocabulary of {chosen.size} tokens covers {coverage.overall:.2%} of "
-        f"{coverage.response_tokens} response tokens ({distinct} distinct)"
-    )
     events.metric(vocabulary_size=chosen.size, vocabulary_coverage=coverage.overall)
     return StageResult(stage="vocabulary", reused=False, manifest=manifest)
+
+
+def _report_coverage(by_size: list[dict[str, Any]], coverage: Coverage, size: int, events: Events) -> None:
+    """Say what the chosen size covers; below it, folded in a log, what others would."""
+    events.progress(
+        f"draft vocabulary of {size} tokens covers {coverage.overall:.2%} of {coverage.response_tokens} response tokens"
+    )
+    events.block(
+        "response tokens that other sizes cover, over all and by data set",
+        (
+            f"{one['size']:>7}: {one['coverage']:.2%}  "
+            + ", ".join(f"{name} {share:.2%}" for name, share in one["datasets"].items())
+            for one in by_size
+        ),
+    )

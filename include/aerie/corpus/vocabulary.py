@@ -4,16 +4,24 @@ The most frequent tokens are taken. Tokens that the profile forces in (end of tu
 they are: ``<think>`` occurs in prompts only, so by frequency alone it would fall out.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from aerie.artefacts.draft_vocabulary import DraftVocabulary
 from aerie.artefacts.verifier_tokens import VerifierTokens
 from aerie.errors import BadInput, Failed
+from aerie.settings.pipeline import VocabularySettings
 from aerie.settings.profile import Profile
+
+USUAL_SIZES = tuple(1 << power for power in range(10, 18))
+SIZE_STEP = 64
+"""Sizes that a coverage asks for are multiples of it, as GPUs multiply matrices best."""
 
 
 @dataclass(frozen=True)
@@ -77,28 +85,70 @@ def choose(
     return DraftVocabulary(d2t=d2t.numpy(), t2d=t2d.numpy(), corpus_fingerprint=corpus_fingerprint)
 
 
+@dataclass(frozen=True)
+class CoverageCurve:
+    """Share of response tokens that a draft vocabulary of any size holds.
+
+    Tokens are in the order in which they are taken: those that are forced in, then by frequency. ``covered`` is int64
+    [n], the occurrences of the first 1, 2, ... n tokens that occur or are forced; ``datasets`` the same by data set.
+    """
+
+    forced: int
+    covered: npt.NDArray[np.int64]
+    datasets: Mapping[str, npt.NDArray[np.int64]]
+
+    @classmethod
+    def of(cls, counts: Mapping[str, Mapping[int, int]], forced: Sequence[int]) -> Self:
+        """The curve of these counts (data set to token id to occurrences)."""
+        total = total_frequencies(counts)
+        first = set(forced)
+        order = [*sorted(first), *sorted(total.keys() - first, key=lambda token: (-total[token], token))]
+        return cls(
+            forced=len(first),
+            covered=_running_sums(total, order),
+            datasets={dataset: _running_sums(by_token, order) for dataset, by_token in counts.items()},
+        )
+
+    def at(self, size: int) -> Coverage:
+        """What a draft vocabulary of ``size`` tokens covers."""
+        last = min(size, len(self.covered)) - 1
+        shares = {name: int(sums[last]) / int(sums[-1]) for name, sums in self.datasets.items() if sums[-1]}
+        covered, total = int(self.covered[last]), int(self.covered[-1])
+        return Coverage(covered / total, shares, covered_tokens=covered, response_tokens=total)
+
+    def size_for(self, coverage: float, *, most: int) -> int:
+        """The smallest size that covers this share, rounded up to a multiple of 64, and no more than ``most``."""
+        wanted = math.ceil(coverage * int(self.covered[-1]))
+        tokens = max(int(np.searchsorted(self.covered, wanted)) + 1, self.forced)
+        return min(math.ceil(tokens / SIZE_STEP) * SIZE_STEP, most)
+
+    def shares(self, sizes: Sequence[int]) -> list[dict[str, Any]]:
+        """What each of ``sizes`` covers, over the corpus and by data set."""
+        at = [(size, self.at(size)) for size in sizes]
+        return [{"size": size, "coverage": found.overall, "datasets": dict(found.datasets)} for size, found in at]
+
+
+def usual_sizes(vocabulary_size: int) -> list[int]:
+    """Sizes that are worth comparing: powers of two up to all of the verifier's tokens, which is the last."""
+    return [*(size for size in USUAL_SIZES if size < vocabulary_size), vocabulary_size]
+
+
+def size_asked_for(settings: VocabularySettings, curve: CoverageCurve, vocabulary_size: int) -> int:
+    """The size that the settings name, or the one that their coverage asks for."""
+    most = settings.size if settings.size is not None else vocabulary_size
+    return most if settings.coverage is None else curve.size_for(settings.coverage, most=most)
+
+
+def _running_sums(by_token: Mapping[int, int], order: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.cumsum(np.array([by_token.get(token, 0) for token in order], np.int64))
+
+
 def total_frequencies(counts: Mapping[str, Mapping[int, int]]) -> dict[int, int]:
     """Counts by token id over all data sets."""
     total: Counter[int] = Counter()
     for by_token in counts.values():
         total.update(by_token)
     return dict(total)
-
-
-def measure_coverage(vocabulary: DraftVocabulary, counts: Mapping[str, Mapping[int, int]]) -> Coverage:
-    """Share of response tokens inside ``vocabulary``."""
-    covered, total = {}, {}
-    for dataset, by_token in counts.items():
-        tokens = np.fromiter(by_token.keys(), np.int64, len(by_token))
-        occurrences = np.fromiter(by_token.values(), np.int64, len(by_token))
-        covered[dataset] = int(occurrences[vocabulary.t2d[tokens]].sum())
-        total[dataset] = int(occurrences.sum())
-    return Coverage(
-        overall=sum(covered.values()) / sum(total.values()),
-        datasets={dataset: covered[dataset] / total[dataset] for dataset in counts},
-        covered_tokens=sum(covered.values()),
-        response_tokens=sum(total.values()),
-    )
 
 
 def require_coverage(coverage: Coverage, *, minimum: float, size: int) -> None:

@@ -60,6 +60,11 @@ LONG_RESPONSES: Mapping[str, Mapping[str, int]] = {"B8_sweagent": {"concurrency"
 """Defaults of data sets whose prompts and responses are long; the reference deployment ran them so."""
 
 
+def _defaults_of(key: str) -> Mapping[str, int]:
+    """Defaults of a data set that are not everybody's."""
+    return {"budget_tokens": 0} if is_tokenised(key) else LONG_RESPONSES.get(key, {})
+
+
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _FOLDERS: Mapping[str, Callable[[], Path]] = {"AERIE_HOME": aerie_home, "AERIE_MODELS": models_root}
 
@@ -381,7 +386,10 @@ class ExpectedRates(Frozen):
 
 
 class DatasetSettings(Frozen):
-    """One data set. Budgets count tokens; 0 means all prompts. ``LONG_RESPONSES`` has other defaults for some."""
+    """One data set. Budgets count tokens; 0 means all prompts. ``LONG_RESPONSES`` has other defaults for some.
+
+    A tokenised data set has no budget unless one is set; ``merge`` takes that many of its response tokens, at random.
+    """
 
     kind: Literal["generated", "tokenised"] = "generated"
     source: SourceSettings
@@ -429,18 +437,48 @@ class SplitSettings(Frozen):
     benchmark: Share = 0.05
 
 
+class CapSettings(Frozen):
+    """The most that one data set gives to the corpus, training and validation rows together; the first that binds."""
+
+    response_tokens: PositiveInt | None = None
+    rows: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _caps_something(self) -> Self:
+        if self.response_tokens is None and self.rows is None:
+            raise ValueError("expected 'response_tokens', 'rows' or both")
+        return self
+
+
 class CorpusSettings(Frozen):
-    """Merge and shuffle. ``require`` says whether every data set of the edition must have been validated."""
+    """Merge and shuffle. ``require`` says whether every data set of the edition must have been validated.
+
+    Rows longer than ``maximum_length`` tokens are dropped. ``caps`` bound data sets by themselves. ``weights`` then say
+    how the response tokens of the data sets that they name are to each other: nothing is repeated, so the one that is
+    scarcest for its weight is taken whole and the others are thinned out. What stays is drawn by the seed.
+    """
 
     require: Literal["all", "some"] = "all"
     maximum_length: PositiveInt
+    caps: Mapping[str, CapSettings] = {}
+    weights: Mapping[str, PositiveFloat] = {}
 
 
 class VocabularySettings(Frozen):
-    """Draft vocabulary: its size, and the least share of response tokens that it must cover."""
+    """Draft vocabulary: a ``size``, or a ``coverage`` of response tokens, which asks for the smallest size that has it.
 
-    size: PositiveInt
+    With both, ``size`` is the most. Less than ``minimum_coverage`` fails.
+    """
+
+    size: PositiveInt | None = None
+    coverage: Annotated[float, Field(gt=0, le=1)] | None = None
     minimum_coverage: Share = 0.9
+
+    @model_validator(mode="after")
+    def _something_to_go_by(self) -> Self:
+        if self.size is None and self.coverage is None:
+            raise ValueError("expected 'size', or 'coverage' that asks for one")
+        return self
 
 
 class VllmSettings(Frozen):
@@ -679,13 +717,11 @@ class PipelineSettings(Frozen):
 
     @field_validator("datasets", mode="before")
     @classmethod
-    def _long_responses(cls, datasets: Any) -> Any:
+    def _defaults_by_key(cls, datasets: Any) -> Any:
         if not isinstance(datasets, Mapping):
             return datasets
         return {
-            key: {**LONG_RESPONSES[key], **datasets[key]}
-            if key in LONG_RESPONSES and isinstance(datasets[key], Mapping)
-            else datasets[key]
+            key: {**_defaults_of(key), **datasets[key]} if isinstance(datasets[key], Mapping) else datasets[key]
             for key in keys_in_order(map(str, datasets))
         }
 
@@ -696,6 +732,9 @@ class PipelineSettings(Frozen):
                 raise ValueError(f"unknown data set {key}: {problem}")
             if (dataset.kind == "tokenised") != is_tokenised(key):
                 raise ValueError(f"data set {key} is {dataset.kind}: the A-series is tokenised, every other generated")
+        for setting, names in (("caps", self.corpus.caps), ("weights", self.corpus.weights)):
+            if unknown := sorted(set(names) - set(self.datasets)):
+                raise ValueError(f"corpus.{setting} names {', '.join(unknown)}: no such data set in 'datasets'")
         return self
 
     def dataset(self, key: str) -> DatasetSettings:

@@ -146,7 +146,7 @@ def prepare_training(request: StageRequest) -> Prepared:
     corpus, corpus_files = read_corpus(files)
     corpus_fingerprint = corpus.counts["corpus_fingerprint"]
     vocabulary = read_draft_vocabulary(files.vocabulary, corpus_fingerprint=corpus_fingerprint)
-    d2t, t2d = mapping_paths(files.vocabulary.resolve(), vocabulary.size)
+    d2t, t2d = mapping_paths(files.vocabulary.resolve(), vocabulary.size, corpus_fingerprint)
     layers = resolve_layers(settings)
     captured = read_manifest(files.manifest("capture"))
     require_same_capture(captured, corpus_fingerprint=corpus_fingerprint, layers=layers)
