@@ -82,12 +82,12 @@ def _before_publishing(settings: PipelineSettings, parameters: RunParameters, ma
         subject=f"Publish drafter {drafter}?",
         body="\n\n".join(
             [
-                f"Gate: acceptance length {counts['acceptance_length']:.2f}, at least "
-                f"{asked['minimum_acceptance_length']:.2f} was asked for. Greedy output "
-                f"{'is' if counts['lossless'] else '**is NOT**'} the verifier's own.",
+                "\n".join(f"- {gate['gate']}: **{gate['verdict']}**: {gate['said']}" for gate in counts["gates"]),
+                _promise(counts["estimate"]),
                 _table(header, rows),
-                f"Measured at concurrency {asked['concurrency']}, {asked['num_steps']} draft steps, top-k "
-                f"{asked['eagle_topk']}, {asked['num_draft_tokens']} draft tokens. {counts['definition']}.",
+                f"Measured at concurrency {asked['concurrency']}, {_setting(asked)}. {counts['definition']}.",
+                _table(("At once", "Tokens/s", "Without", "Speed-up"), map(_speed, counts["by_concurrency"])),
+                f"Recommended to serve with: {_setting(counts['recommended'])} ({counts['recommendation']['rule']}).",
                 f"It is copied to `{settings.publish.folder / drafter}`.",
             ]
         ),
@@ -154,6 +154,30 @@ def _acceptance(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['tokens_per_second_without']:,.0f}",
         f"{row['speed_up']:.2f}x",
         "yes" if row["lossless"] else "**NO**",
+    )
+
+
+def _setting(drafted: Mapping[str, Any]) -> str:
+    return (
+        f"{drafted['num_steps']} draft steps, top-k {drafted['eagle_topk']}, {drafted['num_draft_tokens']} draft tokens"
+    )
+
+
+def _promise(estimate: Mapping[str, Any] | None) -> str:
+    if estimate is None:
+        return "There were no validation rows to promise an acceptance length."
+    return (
+        f"Validation promised {estimate['acceptance_length']:.2f}: what is served is "
+        f"{estimate['relative_distance']:+.1%} from it."
+    )
+
+
+def _speed(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{row['concurrency']:,}",
+        f"{row['tokens_per_second']:,.0f}",
+        f"{row['tokens_per_second_without']:,.0f}",
+        f"{row['speed_up']:.2f}x",
     )
 
 

@@ -625,10 +625,6 @@ class BenchmarkSettings(DraftSettings):
         """The configured draft setting alone."""
         return DraftSettings(**self.model_dump(include=set(DraftSettings.model_fields)))
 
-    def drafting_with(self, setting: DraftSettings) -> "BenchmarkSettings":
-        """The same with another draft setting."""
-        return self.model_copy(update={name: getattr(setting, name) for name in DraftSettings.model_fields})
-
 
 class PublishSettings(Frozen):
     """Where the accepted drafter goes, and its ``licence`` on its card, as the hub names licences; None: not said."""

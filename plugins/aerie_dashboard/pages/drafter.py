@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 from fastapi import APIRouter, HTTPException, Request, status
 from fastapi.responses import HTMLResponse
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from aerie.artefacts.manifest import Manifest
 from aerie.errors import BadInput
@@ -60,11 +61,80 @@ class DatasetBenchmark(Stored):
     speed_up: float
 
 
+class DraftSetting(Stored):
+    """How deep and how wide a server drafts."""
+
+    num_steps: PositiveInt
+    eagle_topk: PositiveInt
+    num_draft_tokens: PositiveInt
+
+    @property
+    def words(self) -> str:
+        """In words."""
+        return f"{self.num_steps} steps, top-k {self.eagle_topk}, {self.num_draft_tokens} draft tokens"
+
+
+class Tried(DraftSetting):
+    """A draft setting as it was measured."""
+
+    acceptance_length: float | None
+    tokens_per_second: float
+    different_outputs: NonNegativeInt
+
+
+class Recommendation(Stored):
+    """What a draft setting was recommended by."""
+
+    rule: str
+    concurrency: PositiveInt
+    tried: tuple[Tried, ...]
+
+
+class Estimate(Stored):
+    """What validation promised, and how far the served acceptance length is from it."""
+
+    acceptance_length: float
+    relative_distance: float
+    coverage: float
+
+
+class Losslessness(Stored):
+    """Whether the drafter changes what the verifier says."""
+
+    verdict: Literal["identical", "ties", "changed"]
+    said: str
+
+
+class Gate(Stored):
+    """One condition of the benchmark, and how it went."""
+
+    gate: str
+    verdict: Literal["passed", "failed", "not judged"]
+    said: str
+
+
+class Cause(Stored):
+    """A usual cause of a poor drafter, and whether it has it."""
+
+    cause: str
+    verdict: Literal["ok", "suspect", "not known"]
+    evidence: str
+
+
 class Benchmark(DatasetBenchmark):
-    """How well a drafter drafts, over all data sets and of each."""
+    """How well a drafter drafts, over all data sets and of each.
+
+    The rest is of the pipeline's own benchmark alone, which judges; one of before it did has none of it either.
+    """
 
     definition: str
     per_dataset: Mapping[str, DatasetBenchmark]
+    recommended: DraftSetting | None = None
+    recommendation: Recommendation | None = None
+    estimate: Estimate | None = None
+    losslessness: Losslessness | None = None
+    gates: tuple[Gate, ...] = ()
+    checklist: tuple[Cause, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,20 @@ def test_a_drafter_shows_its_figures_and_where_it_comes_from(dashboard):
     assert "unbroken" in words and f'href="/aerie{HERE}"' in page
 
 
+def test_a_drafter_shows_what_is_recommended_by_what_it_was_judged_and_what_is_suspect(dashboard):
+    page = words_of(text_of(dashboard, f"/drafters/{DRAFTER}"))
+    for said in (
+        "Recommended: 3 steps, top-k 4, 16 draft tokens",
+        "Validation promised 2.82",
+        "below that by 4.7",
+        "but for ties",
+        "no drafter was published",
+        "1 suspect of 2",
+        "captured [1, 30, 58], served [0, 29, 57]",
+    ):
+        assert said in page, said
+
+
 def test_a_drafter_that_nobody_measured_shows_no_figure_as_zero(dashboard):
     words = words_of(text_of(dashboard, f"/drafters/{UNMEASURED}"))
     assert "Not measured yet" in words and "not known" in words and "0.00" not in words
