@@ -59,10 +59,11 @@ def test_the_reference_equals_what_transformers_calls_hidden_states(edition):
     [
         (lambda s, _: slots(s, 3, 5, 6, 8), "slot 0: captured states are those entering layer 3 .* not layer 2"),
         (lambda s, _: slots(s, 4, 2, 5, 8), "entering layer 4 .* not layer 2"),
-        (lambda s, norm: torch.cat([slots(s, 2, 4, 5), norm(s[8])[:, None]], dim=1), "slot 3"),
+        (lambda s, norm: torch.cat([slots(s, 2, 4, 5), norm(s[8])[:, None]], dim=1), "after the final norm"),
+        (lambda s, _: slots(s, 2, 4, 5, 8).flip(2), "slot 0 .*differ from transformers by .*another model"),
         (lambda s, _: slots(s, 2, 4, 5, 8) * 1.02, "differ from transformers by 0.02"),
     ],
-    ids=["off by one", "swapped slots", "after the norm", "other values"],
+    ids=["off by one", "swapped slots", "after the norm", "another model", "other values"],
 )
 def test_wrong_states_fail(compare, change, problem):
     with pytest.raises(Failed, match=problem):

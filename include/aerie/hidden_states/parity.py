@@ -24,6 +24,9 @@ FP8_TOLERANCE = 8e-2
 """float8_e4m3fn keeps four significant bits, about 2.6 % of the norm; slots far smaller than the largest lose more."""
 COMPUTE_TOLERANCE = {"float32": 0.0, "float16": 2e-2, "bfloat16": 5e-2}
 
+SAME = 0.2
+"""Below this relative difference states are named after what they are; neighbouring layers are further apart."""
+
 
 @dataclass(frozen=True)
 class Parity:
@@ -51,6 +54,7 @@ def compare_with_transformers(
     for row in rows:
         captured = read_states(state_path(states, state_name(row.sample_id))).hidden_states.float()
         streams = reference.residual_streams(torch.from_numpy(row.input_ids.astype(np.int64)))
+        _refuse_after_norm(row, captured[:, -1], reference.after_norm(streams[-1]))
         for slot, layer in enumerate((*layers.auxiliary, layers.decoder_layers)):
             differences = (streams - captured[:, slot]).norm(dim=(1, 2)) / streams.norm(dim=(1, 2))
             _require(row, slot, layer, differences, tolerance)
@@ -59,9 +63,18 @@ def compare_with_transformers(
     return Parity(rows=len(rows), maximum_relative=relative, maximum_absolute=absolute, tolerance=tolerance)
 
 
+def _refuse_after_norm(row: CorpusRow, last: torch.Tensor, after_norm: torch.Tensor) -> None:
+    difference = float((after_norm - last).norm() / after_norm.norm())
+    if difference < SAME:
+        raise Failed(
+            f"sample {row.sample_id}, last slot: captured states are those after the final norm (relative difference "
+            f"{difference:.2g}), not those before it"
+        )
+
+
 def _require(row: CorpusRow, slot: int, layer: int, differences: torch.Tensor, tolerance: float) -> None:
     nearest = int(differences.argmin())
-    if nearest != layer:
+    if nearest != layer and differences[nearest] < SAME:
         raise Failed(
             f"sample {row.sample_id}, slot {slot}: captured states are those entering layer {nearest} (relative "
             f"difference {float(differences[nearest]):.2g}), not layer {layer} ({float(differences[layer]):.2g})"
@@ -69,8 +82,8 @@ def _require(row: CorpusRow, slot: int, layer: int, differences: torch.Tensor, t
     if differences[layer] > tolerance:
         raise Failed(
             f"sample {row.sample_id}, slot {slot} (layer {layer}): captured states differ from transformers by "
-            f"{float(differences[layer]):.2g} of their norm, more than {tolerance:g}: another model, states after the "
-            "norm, or a server that computes differently"
+            f"{float(differences[layer]):.2g} of their norm, more than {tolerance:g}: another model, or a server that "
+            "computes differently"
         )
 
 
@@ -86,3 +99,9 @@ class Reference:
         with torch.inference_mode(), streams_of(self._decoder, self._layers) as streams:
             self._decoder(input_ids[None], use_cache=False)
             return torch.cat([streams[layer] for layer in self._layers])
+
+    def after_norm(self, states: torch.Tensor) -> torch.Tensor:
+        """The final norm of ``states`` [..., H]."""
+        with torch.inference_mode():
+            normalised: torch.Tensor = self._decoder.norm(states)
+        return normalised

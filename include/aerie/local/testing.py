@@ -22,7 +22,7 @@ FOLDERS: Mapping[Environment, tuple[str, ...]] = {
         "artefacts", "settings", "store", "stages", "local", "generation", "benchmark", "alerts", "plugins", "dags",
         "project", "browser",
     ),
-    "model": ("demo", "sources", "prompts", "boundary", "corpus", "hidden_states", "training"),
+    "model": ("demo", "sources", "prompts", "boundary", "corpus", "hidden_states", "training", "sabotage"),
     "serve": ("sgl_kernel_cpu", "serving"),
 }  # fmt: skip
 """Folders of ``tests/`` by the environment that their code runs in; whole runs are in parts of their own."""

@@ -5,7 +5,7 @@ import json
 import shutil
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,20 @@ def require_same_capture(captured: Manifest, *, corpus_fingerprint: str, layers:
         )
 
 
+def require_captured_layers(drafter: dict[str, Any], captured: Sequence[int]) -> None:
+    """Refuse a drafter whose configuration, from which the export takes the layers, names others than were captured.
+
+    Raises:
+        Failed: naming both.
+    """
+    named = drafter["eagle_aux_hidden_state_layer_ids"]
+    if list(named) != list(captured):
+        raise Failed(
+            f"the drafter would be exported for states entering layers {named}, but those of {list(captured)} were "
+            "captured: served with others than it learned from, it is dead; mend the trainer's target_layer_ids"
+        )
+
+
 def require_whole_rows(corpus: Manifest, sequence_length: int) -> None:
     """Refuse sequences that would cut rows: speculators drops what exceeds them, with a warning.
 
@@ -288,11 +302,17 @@ def resume_point(prepared: Prepared, events: Events) -> int:
 
 
 def configure(request: StageRequest, prepared: Prepared) -> None:
-    """Write the verifier stub and the trainer's configuration, and the drafter as initialised, before any step."""
+    """Write the verifier stub and the trainer's configuration, and the drafter as initialised, before any step.
+
+    Raises:
+        BadInput: a setting is wrong.
+        Failed: the drafter would be served with states of other layers than those that were captured.
+    """
     settings, trainer = request.settings.training, prepared.trainer
     write_verifier_stub(request.settings.verifier.path, trainer.verifier_stub)
     config = write_configuration(settings, trainer, accelerated=torch.accelerator.is_available())
     write_untrained(config, untrained_folder(trainer.folder))
+    require_captured_layers(read_configuration(untrained_folder(trainer.folder)), prepared.layers.auxiliary)
 
 
 def untrained_folder(training: Path) -> Path:
@@ -510,6 +530,7 @@ def export(request: StageRequest, events: Events) -> StageResult:
         return StageResult(stage="export", reused=True, manifest=answer)
     manifest_path.unlink(missing_ok=True)
     for folder, source in sources.items():
+        require_captured_layers(read_configuration(source), trained.counts["layers"])
         configuration = export_drafter(source, folder, verifier_model_type=model_type)
         events.progress(f"exported {source} to {folder}, every tensor read back equal")
     record = record_of(settings, files, fingerprint=fingerprint)
