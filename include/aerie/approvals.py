@@ -40,9 +40,11 @@ def _before_capture(settings: PipelineSettings, parameters: RunParameters, manif
     edition = parameters.edition
     counts = _counts(manifests, "forecast", edition)
     corpus = _counts(manifests, "merge", edition)
-    missing = max(0, counts["bytes"] - counts["present_bytes"])
+    streamed = counts.get("window_bytes")  # forecasts of before know neither streaming nor hours
+    wanted = counts["bytes"] if streamed is None else streamed
+    missing = max(0, wanted - counts["present_bytes"])
     phases = [
-        phase
+        _as_forecast(phase, counts)
         for phase in later_phases(settings.expected_rates, counts["tokens"], epochs=settings.training.epochs)
         if phase.phase in STEP_OF_PHASE and STEPS.index(STEP_OF_PHASE[phase.phase]) <= STEPS.index(parameters.last_step)
     ]
@@ -52,7 +54,7 @@ def _before_capture(settings: PipelineSettings, parameters: RunParameters, manif
             "Hidden states",
             f"{_size(counts['bytes'])} ({counts['tokens']:,} tokens x {counts['bytes_per_token']:,} bytes)",
         ),
-        ("Still to be written", _size(missing)),
+        ("Still to be written", _size(missing) + ("" if streamed is None else ", at once: streamed while training")),
         ("Disk", f"{_size(counts['free_bytes'])} free, {_size(counts['spared_bytes'])} of them stay free"),
         *((f"Hours of {phase.phase}", _hours(phase)) for phase in phases),
         ("Hours in all", _total(phases)),
@@ -66,6 +68,14 @@ def _before_capture(settings: PipelineSettings, parameters: RunParameters, manif
         subject=f"Go on with {through} of edition {edition}?",
         body=f"{_table(('', ''), rows)}\n\nHidden states are written to `{counts['folder']}`.",
     )
+
+
+def _as_forecast(phase: PhaseHours, counts: Mapping[str, Any]) -> PhaseHours:
+    """The capture as its forecast has it: what is there already takes no time, and what was measured is believed."""
+    if phase.phase != "capture" or counts.get("hours") is None:
+        return phase
+    told = f"{counts['missing_tokens']:,} tokens / {counts['tokens_per_second']:,.0f} tokens/s, {counts['rate_source']}"
+    return PhaseHours("capture", Range(counts["hours"], counts["hours"]), told)
 
 
 def _before_publishing(settings: PipelineSettings, parameters: RunParameters, manifests: Manifests) -> Question:

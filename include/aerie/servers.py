@@ -30,6 +30,13 @@ def phases_of(settings: PipelineSettings) -> tuple[Phase, ...]:
     return tuple(phase for phase in RUN_PHASES if settings.hidden_states.captures_in_server or phase != "capture")
 
 
+def _without_server(settings: PipelineSettings) -> str:
+    hidden_states = settings.hidden_states
+    if hidden_states.backend != "sglang":
+        return f"hidden_states.backend is {hidden_states.backend}, which captures without a server of ours"
+    return f"hidden_states.world_size is {hidden_states.world_size}: each rank captures with a server of its own"
+
+
 def plan(request: StageRequest, events: Events) -> StageResult:
     """Show what the servers of the run will be and how long it takes, before anything starts.
 
@@ -83,10 +90,7 @@ def start(request: StageRequest, events: Events) -> StageResult:
     """
     phase = _phase(request)
     if phase not in phases_of(request.settings):
-        events.progress(
-            f"nothing to do: hidden_states.backend is {request.settings.hidden_states.backend}, which captures without "
-            "a server of ours"
-        )
+        events.progress(f"nothing to do: {_without_server(request.settings)}")
         return StageResult(stage="serve_start", reused=True)
     if not request.force and all(map(_looks_done, _manifests(request))):
         events.progress(f"nothing to do: what phase {request.phase} needs a server for is there already")

@@ -77,7 +77,17 @@ COMMANDS = (
         (Setting("--size", "vocabulary", "size", int, "Tokens of the draft vocabulary."),),
     ),
     StageCommand("forecast", "Say what the hidden states will take; exit 1 where they do not fit the disk."),
-    StageCommand("capture", "Capture the hidden states of every corpus row; starts its server."),
+    StageCommand(
+        "capture",
+        "Capture the hidden states of every corpus row; starts its server.",
+        (
+            Setting("--backend", "hidden_states", "backend", str, "sglang, transformers or vllm."),
+            Setting("--world-size", "hidden_states", "world_size", int, "Ranks that share the rows."),
+            Setting(
+                "--rank", "hidden_states", "rank", int, "The rank to capture; none takes all ranks' files together."
+            ),
+        ),
+    ),
     StageCommand(
         "train",
         "Train the drafter, or go on with it where it was ended.",

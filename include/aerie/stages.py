@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from aerie.artefacts.files import write_text
 from aerie.artefacts.layout import DatasetName, EditionFiles, EditionName
-from aerie.artefacts.locks import dataset_lock, edition_lock
+from aerie.artefacts.locks import dataset_lock, edition_lock, rank_lock
 from aerie.artefacts.manifest import Manifest
 from aerie.errors import AerieError, BadInput, Retryable
 from aerie.masking import masked
@@ -157,7 +157,8 @@ class Stage:
     """A stage's name, the environment it runs in, where its function is (``module:function``), and what it works on.
 
     No two stages write one data set at once, nor what an edition has beside them; ``merge`` also keeps others from the
-    data sets that it reads. A stage that works on ``nothing`` writes none of it.
+    data sets that it reads, and the ranks of a capture share the edition. A stage that works on ``nothing`` writes none
+    of it.
     """
 
     name: str
@@ -170,6 +171,9 @@ class Stage:
         holder = f"run {request.run_id}, stage {self.name}"
         if self.works_on == "dataset" and request.dataset is not None:
             return dataset_lock(request.files, request.dataset, holder=holder)
+        hidden_states = request.settings.hidden_states
+        if self.name == "capture" and hidden_states.rank is not None:
+            return rank_lock(request.files, rank=hidden_states.rank, world_size=hidden_states.world_size, holder=holder)
         if self.works_on == "edition":
             return edition_lock(request.files, holder=holder)
         if self.works_on == "edition and data sets":

@@ -1,11 +1,14 @@
 """The forecast: right to the byte, and a refusal that shows its sum."""
 
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from aerie.artefacts.manifest import write_manifest
 from aerie.errors import BadInput, Failed
+from aerie.hidden_states.forecast import CaptureRate, forecast_disk, require_fit
 from aerie.hidden_states.identity import bind_states, capture_identity
 from aerie.hidden_states.launch import capture_hooks
 from aerie.hidden_states.layers import CapturedLayers, planned_layers, resolve_layers
@@ -28,6 +31,46 @@ def free(monkeypatch, free_bytes, total=1_000_000):
 def test_kimi_k25_takes_57344_bytes_a_token_and_the_first_run_1_21_terabytes():
     assert KIMI_K25.bytes_per_token == 57_344
     assert KIMI_K25.bytes_per_token * 21_033_536 == pytest.approx(1.21e12, rel=0.01)
+
+
+def test_the_first_run_of_kimi_k25_is_forecast_with_bytes_hours_and_place(tmp_path):
+    predicted = forecast_disk(
+        tokens=21_033_536,
+        layers=KIMI_K25,
+        folder=tmp_path / "hidden_states",
+        present_bytes=0,
+        free_share=0.0,
+        rate=CaptureRate(300.0, "expected_rates.capture_tokens_per_second"),
+    )
+    assert predicted.total_bytes == 21_033_536 * 57_344 == 1_206_147_088_384
+    assert predicted.sum.startswith("21,033,536 tokens x 57,344 bytes = 1,206.15 GB, of which 0.00 GB are there; ")
+    assert f"{tmp_path}/hidden_states has" in predicted.sum
+    told = "21,033,536 tokens / 300 tokens/s = 19.5 h (expected_rates.capture_tokens_per_second)"
+    assert predicted.sum.endswith(told)
+    with pytest.raises(Failed, match=r"do not fit: 21,033,536 tokens x .* = 19.5 h"):
+        require_fit(replace(predicted, free_bytes=10**9))
+
+
+def test_the_time_is_told_by_the_latest_capture_before_what_is_expected_and_else_not_known(corpus):
+    assert (
+        "time not known: no capture of this edition was measured"
+        in forecast(corpus.request(), corpus.events).data["sum"]
+    )
+    expected = {"expected_rates": {"capture_tokens_per_second": 4}}
+    counts = forecast(corpus.request(**expected), corpus.events).manifest.counts
+    assert (counts["missing_tokens"], counts["hours"]) == (8, pytest.approx(8 / 4 / 3600))
+    measured = {"backend": "sglang", "tokens_per_second": 16.0}
+    write_manifest(
+        corpus.files.manifest("capture"), stage="capture", edition="main", dataset=None, fingerprint="f", inputs=[],
+        outputs=[], counts=measured,
+    )  # fmt: skip
+    counts = forecast(corpus.request(**expected), corpus.events).manifest.counts
+    assert (counts["hours"], counts["rate_source"]) == (
+        pytest.approx(8 / 16 / 3600),
+        "measured by this edition's latest capture",
+    )
+    other = {"hidden_states": {"backend": "transformers"}}
+    assert forecast(corpus.request(**expected, **other), corpus.events).manifest.counts["tokens_per_second"] == 4
 
 
 def test_forecast_counts_prompt_tokens_too_and_names_the_layers(corpus):

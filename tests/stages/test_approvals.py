@@ -74,6 +74,26 @@ def test_capture_is_decided_by_disk_hours_and_cost_with_their_sums():
     assert told["Latest benchmark of the edition"] == ["acceptance length 2.69, 2026-12-01 12:00 UTC"]
 
 
+def test_what_a_capture_measured_and_what_is_there_already_are_believed_before_what_was_expected():
+    measured = {
+        "missing_tokens": 3_600_000, "tokens_per_second": 2000.0, "hours": 0.5, "window_bytes": None,
+        "rate_source": "measured by this edition's latest capture",
+    }  # fmt: skip
+    forecast = manifest("forecast", {**FORECAST.counts, **measured})
+    settings = SETTINGS.model_copy(update={"expected_rates": RATES})
+    told = rows(question("capture", settings, RunParameters(), {**EDITION, ("forecast", None): forecast}).body)
+    assert told["Hours of capture"] == [
+        "0.5 h (3,600,000 tokens / 2,000 tokens/s, measured by this edition's latest capture)"
+    ]
+    assert told["Hours in all"] == ["4.0 h"]
+
+
+def test_states_that_are_streamed_take_what_their_limit_says():
+    forecast = manifest("forecast", {**FORECAST.counts, "present_bytes": 0, "window_bytes": 2_000_000_000})
+    told = rows(question("capture", SETTINGS, RunParameters(), {**EDITION, ("forecast", None): forecast}).body)
+    assert told["Still to be written"] == ["2.00 GB, at once: streamed while training"]
+
+
 def test_what_is_not_known_is_said_and_the_rest_is_a_least():
     settings = SETTINGS.model_copy(
         update={"expected_rates": RATES.model_copy(update={"training_tokens_per_second": None}), "approvals": PRICE}

@@ -139,6 +139,10 @@ class EditionFiles:
         """
         return self.folder / "locks" / ("edition.lock" if key is None else f"{dataset_name(key)}.lock")
 
+    def rank_lock(self, rank: int, world_size: int) -> Path:
+        """Held by whoever captures a rank's rows."""
+        return self.folder / "locks" / f"capture-{rank}-of-{world_size}.lock"
+
     @property
     def corpus(self) -> Path:
         """Merged training set, as Hugging Face ``Dataset.save_to_disk`` lays it out, with its token frequencies."""

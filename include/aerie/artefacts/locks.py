@@ -61,3 +61,18 @@ def edition_lock(files: EditionFiles, *, holder: str, reads: Sequence[str] = ())
         for dataset in reads:
             held.enter_context(dataset_lock(files, dataset, holder=holder, shared=True))
         yield
+
+
+@contextmanager
+def rank_lock(files: EditionFiles, *, rank: int, world_size: int, holder: str) -> Iterator[None]:
+    """Hold what one rank of a shared capture writes, and share the edition with the other ranks, as ``lock_file``."""
+    what = f"edition {files.edition}"
+    with (
+        lock_file(files.lock(), what=what, holder=holder, shared=True),
+        lock_file(
+            files.rank_lock(rank, world_size),
+            what=f"rank {rank} of {world_size} of the capture of {what}",
+            holder=holder,
+        ),
+    ):
+        yield

@@ -1,4 +1,4 @@
-"""How much disk the hidden states will take, against how much there is."""
+"""How much disk and time the hidden states will take, and where, against how much disk there is."""
 
 import shutil
 from dataclasses import dataclass
@@ -7,13 +7,24 @@ from pathlib import Path
 from aerie.errors import Failed
 from aerie.hidden_states.layers import CapturedLayers
 
+SECONDS_PER_HOUR = 3600
+EXPECTED = "expected_rates.capture_tokens_per_second"
+
+
+@dataclass(frozen=True)
+class CaptureRate:
+    """Tokens that a capture takes a second, and how that is known."""
+
+    tokens_per_second: float
+    source: str
+
 
 @dataclass(frozen=True)
 class Forecast:
     """Bytes that a capture needs and has, for a corpus of ``tokens`` tokens, prompts included.
 
     ``window_bytes`` is what the states may take at once when they are streamed, None when they are kept; they are
-    captured in each of ``epochs`` then.
+    captured in each of ``epochs`` then. ``rate`` None: not known, and not guessed.
     """
 
     tokens: int
@@ -24,6 +35,19 @@ class Forecast:
     folder: Path
     window_bytes: int | None = None
     epochs: int = 1
+    rate: CaptureRate | None = None
+
+    @property
+    def missing_tokens(self) -> int:
+        """Tokens that are still to be captured; what is there is counted by its bytes."""
+        if self.window_bytes is not None:
+            return self.captured_tokens
+        return min(self.tokens, -(-self.missing_bytes // self.bytes_per_token))
+
+    @property
+    def hours(self) -> float | None:
+        """How long they take."""
+        return None if self.rate is None else self.missing_tokens / self.rate.tokens_per_second / SECONDS_PER_HOUR
 
     @property
     def captured_tokens(self) -> int:
@@ -52,7 +76,16 @@ class Forecast:
         return (
             f"{self.tokens:,} tokens x {self.bytes_per_token:,} bytes = {_gigabytes(self.total_bytes)}, of which "
             f"{_gigabytes(self.present_bytes)} are there; {self.folder} has {_gigabytes(self.free_bytes)} free, "
-            f"{_gigabytes(self.spared_bytes)} of them to be spared{self._streaming}"
+            f"{_gigabytes(self.spared_bytes)} of them to be spared{self._streaming}; {self._time}"
+        )
+
+    @property
+    def _time(self) -> str:
+        if self.rate is None:
+            return f"time not known: no capture of this edition was measured, and {EXPECTED} is not set"
+        return (
+            f"{self.missing_tokens:,} tokens / {self.rate.tokens_per_second:,.0f} tokens/s = {self.hours:,.1f} h "
+            f"({self.rate.source})"
         )
 
     @property
@@ -75,10 +108,11 @@ def forecast_disk(
     free_share: float,
     window_bytes: int | None = None,
     epochs: int = 1,
+    rate: CaptureRate | None = None,
 ) -> Forecast:
     """Forecast a capture into ``folder``, which need not exist; ``free_share`` of its disk must stay free.
 
-    ``window_bytes`` and ``epochs`` are those of ``Forecast``.
+    ``window_bytes``, ``epochs`` and ``rate`` are those of ``Forecast``.
     """
     existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
     disk = shutil.disk_usage(existing)
@@ -91,6 +125,7 @@ def forecast_disk(
         folder=folder,
         window_bytes=window_bytes,
         epochs=epochs,
+        rate=rate,
     )
 
 

@@ -55,7 +55,8 @@ def bind_states(files: EditionFiles, identity: dict[str, Any], *, discard: bool)
             )
         shutil.rmtree(folder)
     files.states.mkdir(parents=True, exist_ok=True)
-    write_json(folder / IDENTITY_FILE, identity)
+    if read_identity(folder) != identity:
+        write_json(folder / IDENTITY_FILE, identity)
 
 
 def read_identity(folder: Path) -> dict[str, Any] | None:

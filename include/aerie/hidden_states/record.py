@@ -12,6 +12,9 @@ from aerie.errors import Failed
 from aerie.hidden_states.check import CheckedState, check_state
 from aerie.hidden_states.layers import CapturedLayers
 
+MEASURED_ROWS = 64
+"""So few rows are over before a server is busy."""
+
 
 @dataclass
 class CaptureProgress:
@@ -22,6 +25,14 @@ class CaptureProgress:
     present_rows: int = 0
     bytes: int = 0
     fp8_errors: list[tuple[float, ...]] = field(default_factory=list)
+    seconds: float = 0.0
+    """From the first captured row to the last: the start of a server or a model is not in it."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Captured tokens a second; None where too few rows were captured to tell."""
+        measured = self.captured_rows >= MEASURED_ROWS and self.seconds > 0
+        return self.captured_tokens / self.seconds if measured else None
 
 
 class CaptureRecord:
@@ -53,6 +64,7 @@ class CaptureRecord:
         self._replaced = replaced
         self._report = report
         self._reported_at = time.monotonic()
+        self._first_at: float | None = None
         self._lock = threading.Lock()
 
     def path_of(self, row: CorpusRow) -> Path:
@@ -84,6 +96,9 @@ class CaptureRecord:
         """
         checked = self._checked(row)
         with self._lock:
+            now = time.monotonic()
+            self._first_at = now if self._first_at is None else self._first_at
+            self.progress.seconds = now - self._first_at
             self.progress.captured_rows += 1
             self.progress.captured_tokens += checked.tokens
             self.progress.bytes += checked.bytes

@@ -1,24 +1,26 @@
 """The stages ``forecast`` and ``capture``."""
 
 import os
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from aerie.artefacts.corpus import DATASET_FOLDER, iterate_batches, iterate_rows
+from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_batches, iterate_rows
 from aerie.artefacts.files import fingerprint_of
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import Manifest, answered_by, describe_output, read_manifest, write_manifest
 from aerie.artefacts.state_files import link_path, link_rows, state_name, state_path
-from aerie.artefacts.state_index import INDEX_FILE, iterate_index, write_index
+from aerie.artefacts.state_index import INDEX_FILE, iterate_index, shard_index, write_index, write_shard_index
 from aerie.corpus.stage import read_corpus
 from aerie.errors import BadInput
-from aerie.hidden_states.capturing import capture_rows
-from aerie.hidden_states.forecast import Forecast, forecast_disk, require_fit
+from aerie.hidden_states.capturing import CapturedRows, capture_rows, require_magnitudes
+from aerie.hidden_states.forecast import EXPECTED, CaptureRate, Forecast, forecast_disk, require_fit
 from aerie.hidden_states.identity import bind_states, capture_identity
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import Parity, compare_with_transformers
 from aerie.hidden_states.record import CaptureProgress
+from aerie.hidden_states.shards import iterate_own, merged, rows_of_rank
 from aerie.hidden_states.streaming import window_bytes
 from aerie.stages import Events, StageRequest, StageResult
 
@@ -44,6 +46,11 @@ def forecast(request: StageRequest, events: Events) -> StageResult:
         "spared_bytes": predicted.spared_bytes,
         "window_bytes": predicted.window_bytes,
         "captured_tokens": predicted.captured_tokens,
+        "missing_tokens": predicted.missing_tokens,
+        "tokens_per_second": predicted.rate.tokens_per_second if predicted.rate else None,
+        "rate_source": predicted.rate.source if predicted.rate else None,
+        "hours": predicted.hours,
+        "backend": request.settings.hidden_states.backend,
         "folder": str(predicted.folder),
         "layers": list(layers.auxiliary),
     }
@@ -71,7 +78,28 @@ def _forecast(request: StageRequest, corpus: Manifest, layers: CapturedLayers) -
         free_share=settings.hidden_states.free_share,
         window_bytes=window_bytes(settings, layers, tokens=tokens, rows=corpus.counts["rows"]),
         epochs=settings.training.epochs,
+        rate=capture_rate(request),
     )
+
+
+def capture_rate(request: StageRequest) -> CaptureRate | None:
+    """What the edition's latest capture with this back end measured, else what the configuration expects."""
+    measured = _measured_rate(request)
+    if measured is not None:
+        return CaptureRate(measured, "measured by this edition's latest capture")
+    expected = request.settings.expected_rates.capture_tokens_per_second
+    return None if expected is None else CaptureRate(expected, EXPECTED)
+
+
+def _measured_rate(request: StageRequest) -> float | None:
+    path = request.files.manifest("capture")
+    if not path.exists():
+        return None
+    counts = read_manifest(path).counts
+    if counts.get("backend") != request.settings.hidden_states.backend:  # nor have manifests of before any
+        return None
+    rate: float | None = counts.get("tokens_per_second")
+    return rate
 
 
 def _present_bytes(files: EditionFiles) -> int:
@@ -90,10 +118,12 @@ def _present_bytes(files: EditionFiles) -> int:
 def capture(request: StageRequest, events: Events) -> StageResult:
     """Capture the hidden states of every corpus row, check each, and link them by row.
 
-    State files that are there and good are kept; what is missing or wrong is captured.
+    State files that are there and good are kept; what is missing or wrong is captured. A rank captures its own rows
+    and leaves their index; without a rank, the indexes of all are taken together.
 
     Raises:
-        BadInput: there is no forecast for these layers, or a row is longer than the server's context.
+        BadInput: there is no forecast for these layers, a row is longer than the server's context, or a rank has not
+            captured.
         Failed: they do not fit the disk, belong to another verifier or other layers, or differ from transformers.
         Retryable: the server stopped answering.
     """
@@ -103,20 +133,20 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     _require_forecast(request, layers)
     identity = capture_identity(request, layers)
     fingerprint = fingerprint_of({"corpus": corpus.counts["corpus_fingerprint"], **identity})
+    if request.settings.hidden_states.rank is not None:
+        return _capture_rank(request, corpus, layers, identity, events)
     manifest_path = files.manifest("capture")
     answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
     if answer is not None and not _changed_states(files):
         events.progress(f"nothing to do: the states of {answer.counts['files']} rows answer this corpus")
         return StageResult(stage="capture", reused=True, manifest=answer)
-    if request.settings.hidden_states.backend != "transformers":
-        _require_context(request, corpus)
+    _require_context(request, corpus)
+    measured_before = _measured_rate(request)
     manifest_path.unlink(missing_ok=True)
     bind_states(files, identity, discard=request.force)
     require_fit(_forecast(request, corpus, layers))
-    captured = capture_rows(
-        request, layers, events, lambda: iterate_rows(files.corpus / DATASET_FOLDER), count=corpus.counts["rows"]
-    )
-    parity = _parity(request, layers, events)
+    captured = _captured(request, corpus, layers, events)
+    parity = _parity(request, layers, iterate_rows(files.corpus / DATASET_FOLDER), events)
     link_rows(files.hidden_states, files.states, [state_name(state.sample_id) for state in captured.states])
     index = files.hidden_states / INDEX_FILE
     write_index(index, captured.states)
@@ -131,6 +161,7 @@ def capture(request: StageRequest, events: Events) -> StageResult:
         "corpus_fingerprint": corpus.counts["corpus_fingerprint"],
         "backend": request.settings.hidden_states.backend,
         "captured_tokens": captured.progress.captured_tokens,
+        "tokens_per_second": captured.progress.tokens_per_second or measured_before,
         "storage": layers.storage,
         "fp8_errors": fp8_errors(captured.progress),
         "parity": vars(parity) if parity else None,
@@ -146,6 +177,35 @@ def capture(request: StageRequest, events: Events) -> StageResult:
         counts=counts,
     )
     return StageResult(stage="capture", reused=False, manifest=manifest)
+
+
+def _captured(request: StageRequest, corpus: Manifest, layers: CapturedLayers, events: Events) -> CapturedRows:
+    """The states of every row: captured here, or by the ranks."""
+    files, rows, world_size = request.files, corpus.counts["rows"], request.settings.hidden_states.world_size
+    if world_size == 1:
+        return capture_rows(request, layers, events, lambda: iterate_rows(files.corpus / DATASET_FOLDER), count=rows)
+    states = merged(files, world_size=world_size, rows=rows)
+    require_magnitudes(states)
+    events.progress(f"took the files of {world_size} ranks together: {rows} rows, each once")
+    return CapturedRows(states, CaptureProgress(present_rows=rows))
+
+
+def _capture_rank(
+    request: StageRequest, corpus: Manifest, layers: CapturedLayers, identity: dict[str, Any], events: Events
+) -> StageResult:
+    """Capture the rows of one rank, and write their index; other ranks may do so at the same time."""
+    files, settings = request.files, request.settings.hidden_states
+    rank, world_size = settings.rank or 0, settings.world_size
+    _require_context(request, corpus)
+    bind_states(files, identity, discard=False)
+    require_fit(_forecast(request, corpus, layers))
+    own = rows_of_rank(corpus.counts["rows"], rank=rank, world_size=world_size)
+    captured = capture_rows(request, layers, events, lambda: iterate_own(files, own), count=len(own))
+    _parity(request, layers, iterate_own(files, own), events)
+    write_shard_index(shard_index(files.hidden_states, rank, world_size), captured.states)
+    events.progress(f"rank {rank} of {world_size} has the states of its {len(own)} rows")
+    figures = {"rank": rank, "world_size": world_size, "rows": len(own)}
+    return StageResult(stage="capture", reused=False, data=figures)
 
 
 def _changed_states(files: EditionFiles) -> bool:
@@ -178,6 +238,8 @@ def _require_forecast(request: StageRequest, layers: CapturedLayers) -> None:
 
 
 def _require_context(request: StageRequest, corpus: Manifest) -> None:
+    if request.settings.hidden_states.backend == "transformers":
+        return
     longest, context = corpus.counts["longest_row_tokens"], request.settings.serving.context_length
     if longest >= context:
         raise BadInput(
@@ -186,13 +248,12 @@ def _require_context(request: StageRequest, corpus: Manifest) -> None:
         )
 
 
-def _parity(request: StageRequest, layers: CapturedLayers, events: Events) -> Parity | None:
+def _parity(request: StageRequest, layers: CapturedLayers, rows: Iterator[CorpusRow], events: Events) -> Parity | None:
     wanted = request.settings.hidden_states.parity_rows
     if not wanted:
         events.progress("captured states are not compared with transformers: hidden_states.parity_rows is 0")
         return None
-    rows = list(islice(iterate_rows(request.files.corpus / DATASET_FOLDER), wanted))
-    parity = compare_with_transformers(rows, request.files.states, layers, request.settings)
+    parity = compare_with_transformers(list(islice(rows, wanted)), request.files.states, layers, request.settings)
     events.progress(
         f"captured states of {parity.rows} rows equal transformers to {parity.maximum_relative:.2g} of their norm "
         f"(allowed {parity.tolerance:g}), {parity.maximum_absolute:.2g} at most"

@@ -502,6 +502,9 @@ class HiddenStateSettings(Frozen):
     ``concurrency`` is requests in flight, or rows of one length in a forward pass of transformers.
     ``storage`` ``fp8`` halves the files by one float8 scale a token, at an error that the capture measures.
 
+    ``world_size`` captures, each told its ``rank``, share the corpus' rows; one without a rank then takes their files
+    together, and captures none itself.
+
     ``disk_limit_gib`` is what the states may take of the disk: a corpus that needs more is not captured whole but
     streamed, each state captured when the trainer comes to it, and removed once it is read. None: all are kept.
     """
@@ -514,12 +517,26 @@ class HiddenStateSettings(Frozen):
     free_share: Share = 0.1
     disk_limit_gib: PositiveFloat | None = None
     parity_rows: Annotated[int, Field(ge=0)] = 4
+    world_size: PositiveInt = 1
+    rank: Annotated[int, Field(ge=0)] | None = None
     vllm: VllmSettings = VllmSettings()
 
     @property
     def captures_in_server(self) -> bool:
-        """Whether a server of ours captures, so that a run has one for it."""
-        return self.backend == "sglang"
+        """Whether a server of ours captures, so that a run has one for it; ranks have their own."""
+        return self.backend == "sglang" and (self.world_size == 1 or self.rank is not None)
+
+    @model_validator(mode="after")
+    def _a_rank_of_the_world(self) -> Self:
+        if self.rank is not None and self.rank >= self.world_size:
+            raise ValueError(
+                f"rank is {self.rank} of world_size {self.world_size}: expected 0 to {self.world_size - 1}"
+            )
+        if self.world_size > 1 and self.disk_limit_gib is not None:
+            raise ValueError(
+                "world_size is above 1, and disk_limit_gib is set: states that are streamed are not shared out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fp8_is_of_kept_bfloat16(self) -> Self:
