@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 import torch
@@ -39,6 +40,20 @@ def interrupted(checkpoints, global_step):
 def test_a_checkpoint_that_a_kill_cut_off_is_not_resumed_from(tmp_path):
     epoch(tmp_path, 0, global_step=STEPS)
     epoch(tmp_path, 1, whole=False)
+    assert remove_cut_off(tmp_path) == ["1"]
+    assert latest_progress(tmp_path) == Progress(epoch=0, local_step=0, global_step=STEPS)
+
+
+def test_an_epochs_end_that_a_kill_cut_off_over_its_middle_is_not_resumed_from(tmp_path):
+    epoch(tmp_path, 0, global_step=STEPS)
+    half = epoch(tmp_path, 1, local_step=4, global_step=STEPS + 4)
+    (half / "val_metrics.json").write_text("{}")  # comes after
+    os.utime(half / "val_metrics.json", ns=(0, (half / "training_state.json").stat().st_mtime_ns + 10))
+    assert remove_cut_off(tmp_path) == []
+    os.utime(half / "model.safetensors", ns=(0, (half / "training_state.json").stat().st_mtime_ns + 1))
+    assert remove_cut_off(tmp_path) == ["1"]
+    torn = epoch(tmp_path, 1, global_step=2 * STEPS)
+    (torn / "training_state.json").write_text('{"epoch": 1, "loc')
     assert remove_cut_off(tmp_path) == ["1"]
     assert latest_progress(tmp_path) == Progress(epoch=0, local_step=0, global_step=STEPS)
 

@@ -125,3 +125,28 @@ def test_streamed_states_are_known_to_every_process_of_the_trainer(inputs):
     assert isinstance(transfer, StreamedStates)
     several = trainer_command(settings(processes=8), streamed, accelerated=True)
     assert several[5:7] == ["-m", "aerie.training.streamed_trainer"]
+
+
+def test_shards_are_asked_of_speculators_and_refused_of_one_process(inputs):
+    sharded = write_configuration(settings(processes=8, fsdp=True), inputs, accelerated=True)
+    assert sharded.trainer.fsdp_shard is True
+    assert write_configuration(settings(processes=8), inputs, accelerated=True).trainer.fsdp_shard is False
+    with pytest.raises(ValueError, match="processes is 1"):
+        settings(fsdp=True)
+
+
+def test_tensorboard_gets_its_files_where_it_is_asked_for_and_installed(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr("aerie.training.configuration.find_spec", lambda name: object())
+    asked = settings(tensorboard=tmp_path / "board")
+    logging = write_configuration(asked, inputs, accelerated=True).logging
+    assert (logging.logger, logging.log_dir) == ("tensorboard", str(tmp_path / "board"))
+    assert write_configuration(settings(), inputs, accelerated=True).logging.logger == ""
+    monkeypatch.setattr("aerie.training.configuration.find_spec", lambda name: None)
+    with pytest.raises(BadInput, match="pip install tensorboard"):
+        write_configuration(asked, inputs, accelerated=True)
+
+
+@pytest.mark.parametrize("flag", ["--fsdp-shard", "--logger=wandb", "--log-dir=elsewhere"])
+def test_flags_of_the_settings_own_fields_are_refused(inputs, flag):
+    with pytest.raises(BadInput, match="use the configuration's own fields"):
+        write_configuration(settings(extra_arguments=(flag,)), inputs, accelerated=True)

@@ -561,8 +561,11 @@ class HiddenStateSettings(Frozen):
 class TrainingSettings(Frozen):
     """``speculators train``, configured from ours.
 
-    ``learning_rate`` is the peak of either optimizer. ``extra_arguments`` are flags of ``speculators train``; those
-    that would break serving or the contract between stages are refused.
+    ``learning_rate`` is the peak of either optimizer. With several ``processes``, one a GPU, it runs under torchrun;
+    ``fsdp`` then shards the drafter among them instead of replicating it. ``tensorboard`` is a folder for TensorBoard's
+    files; None: none are written. ``stall_minutes``: so long without a step or a validation, a trainer counts as hung
+    and is ended. ``extra_arguments`` are flags of ``speculators train``; those that would break serving or the contract
+    between stages are refused.
     """
 
     epochs: PositiveInt
@@ -571,8 +574,17 @@ class TrainingSettings(Frozen):
     sequence_length: PositiveInt
     processes: PositiveInt = 1
     seed: int = 0
+    fsdp: bool = False
     draft_intermediate_size: PositiveInt | None = None
+    tensorboard: FilePath | None = None
+    stall_minutes: PositiveFloat = 30.0
     extra_arguments: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _shards_need_processes(self) -> Self:
+        if self.fsdp and self.processes == 1:
+            raise ValueError("fsdp shards the drafter among processes, but processes is 1: expected more, or no fsdp")
+        return self
 
 
 class DraftSettings(Frozen):

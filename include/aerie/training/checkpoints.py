@@ -1,10 +1,10 @@
 """The trainer's checkpoint folder: which epochs are finished, what an interrupted run left, which checkpoint is best.
 
 speculators writes ``<epoch>/training_state.json`` after everything else of a checkpoint, so a folder without it was cut
-off by a kill. On SIGTERM it saves ``interrupted/``, exits with 0, and its next run ignores that folder; but it does
-resume from the middle of an epoch when a folder named after the epoch says how many steps were made.
-``adopt_interrupted`` turns the one into the other: the number of steps made is the scheduler's, that of an epoch the
-sampler's.
+off by a kill; so was one whose other files are newer, because the end of an epoch is written over its middle. On
+SIGTERM it saves ``interrupted/``, exits with 0, and its next run ignores that folder; but it does resume from the
+middle of an epoch when a folder named after the epoch says how many steps were made. ``adopt_interrupted`` turns the
+one into the other: the number of steps made is the scheduler's, that of an epoch the sampler's.
 """
 
 import json
@@ -23,6 +23,7 @@ INTERRUPTED = "interrupted"
 TRAINING_STATE = "training_state.json"
 VALIDATION_METRICS = "val_metrics.json"
 SCHEDULER_STATE = "scheduler_state_dict.pt"
+WRITTEN_BEFORE = ("model.safetensors", "optimizer_state_dict.pt", SCHEDULER_STATE)
 BEST = "checkpoint_best"
 CHECKPOINT_FILES = ("config.json", "model.safetensors")
 """What a drafter is."""
@@ -79,10 +80,21 @@ def epoch_folders(checkpoints: Path) -> list[Path]:
 
 def remove_cut_off(checkpoints: Path) -> list[str]:
     """Remove checkpoints that a kill left half-written, and return their names."""
-    cut_off = [path for path in epoch_folders(checkpoints) if not (path / TRAINING_STATE).is_file()]
+    cut_off = [path for path in epoch_folders(checkpoints) if _is_cut_off(path)]
     for path in cut_off:
         shutil.rmtree(path)
     return [path.name for path in cut_off]
+
+
+def _is_cut_off(folder: Path) -> bool:
+    """Whether a checkpoint is not whole, or was being written over: its training state, written last, is the older."""
+    state = folder / TRAINING_STATE
+    try:
+        read_progress(folder)
+    except (FileNotFoundError, json.JSONDecodeError):
+        return True
+    written = state.stat().st_mtime_ns
+    return any(path.stat().st_mtime_ns > written for name in WRITTEN_BEFORE if (path := folder / name).is_file())
 
 
 def read_progress(folder: Path) -> Progress:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,11 @@ PROTECTED = frozenset(
         "dry_run",
         "epochs",
         "from_pretrained",
+        "fsdp_shard",
         "hidden_states_backend",
         "hidden_states_path",
+        "log_dir",
+        "logger",
         "lr",
         "max_steps",
         "no_resume_from_checkpoint",
@@ -96,13 +100,18 @@ def write_configuration(settings: TrainingSettings, inputs: TrainerInputs, *, ac
     """Write ``run.yaml`` and the draft decoder's configuration, and return what speculators makes of them.
 
     Raises:
-        BadInput: the corpus has no validation rows, speculators refuses a value, or ``extra_arguments`` touch what
-            binds the stages together.
+        BadInput: the corpus has no validation rows, speculators refuses a value, ``extra_arguments`` touch what binds
+            the stages together, or TensorBoard is asked for and not installed.
     """
     if not 0 < inputs.train_rows < inputs.rows:
         raise BadInput(
             f"{inputs.dataset}: {inputs.train_rows} of {inputs.rows} rows are for training; the trainer needs training "
             "and validation rows: raise splits.validation or the data sets' budgets, then run prepare and merge again"
+        )
+    if settings.tensorboard is not None and find_spec("tensorboard") is None:
+        raise BadInput(
+            f"training.tensorboard is {settings.tensorboard}, but the model environment has no tensorboard: install it "
+            f"with {sys.executable} -m pip install tensorboard, or leave the setting out"
         )
     decoder = draft_decoder(inputs.verifier_stub, settings.draft_intermediate_size)
     write_json(inputs.draft_decoder / "config.json", decoder.to_diff_dict())
@@ -137,8 +146,14 @@ def document(settings: TrainingSettings, inputs: TrainerInputs, *, accelerated: 
         # The default would ask a vLLM on localhost for missing states.
         "generation": {"on_missing": "raise"},
         "optimizer": {"optimizer": settings.optimizer, "lr": settings.learning_rate},
-        "trainer": {"epochs": settings.epochs, "save_path": str(inputs.checkpoints)},
+        "trainer": {
+            "epochs": settings.epochs,
+            "save_path": str(inputs.checkpoints),
+            "fsdp_shard": settings.fsdp,
+        },
     }
+    if settings.tensorboard is not None:
+        train["logging"] = {"logger": "tensorboard", "log_dir": str(settings.tensorboard)}
     if not accelerated:
         # Why: aerie.training.cpu_launcher. Without workers nothing is copied between processes on a small machine.
         train["draft"]["draft_attn_impl"] = "sdpa"

@@ -67,6 +67,8 @@ from aerie.training.verifier_stub import write_verifier_stub
 TRAINING_VERSION = 2
 """Raised when the same inputs and settings would train another drafter."""
 EXPORT_VERSION = 2
+AROUND_THE_TRAINING = ("tensorboard", "stall_minutes")
+"""Settings that say how a training is watched, not what it learns."""
 
 RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
@@ -177,7 +179,7 @@ def prepare_training(request: StageRequest) -> Prepared:
     fingerprint = fingerprint_of(
         {
             "version": TRAINING_VERSION,
-            "training": settings.training.model_dump(mode="json"),
+            "training": settings.training.model_dump(mode="json", exclude=set(AROUND_THE_TRAINING)),
             "capture": captured.fingerprint,
             "vocabulary_size": vocabulary.size,
         }
@@ -348,6 +350,8 @@ def run(request: StageRequest, prepared: Prepared, events: Events, lock: int) ->
             lock=lock,
             on_step=progress.step,
             on_validation=progress.validation,
+            # A streamed training waits for the capture, which gives up by itself.
+            stall_seconds=None if trainer.streamed else settings.stall_minutes * 60,
         )
     except Failed:
         # What the trainer saved while it was ended has learned from the fault.

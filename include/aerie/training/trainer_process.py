@@ -8,10 +8,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+
+import psutil
 
 import aerie
 from aerie.errors import Busy, Failed, Retryable
@@ -40,6 +42,8 @@ class TrainerReport:
     tail: list[str] = field(default_factory=list)
     exit_code: int | None = None
     interrupted: bool = False
+    stalled: bool = False
+    progressed_at: float = field(default_factory=time.monotonic)
 
     def evidence(self) -> str:
         """The end of the trainer's log, for an error message."""
@@ -77,19 +81,29 @@ def run_trainer(
     lock: int,
     on_step: Callable[[Step], None],
     on_validation: Callable[[dict[str, float]], None],
+    stall_seconds: float | None = None,
 ) -> TrainerReport:
     """Run the trainer to its end and return what it said.
 
     It writes to ``log`` itself, and not through a pipe: one that breaks, because this process was killed, would end it
     before it has saved its state. A SIGTERM to this process is passed on to it.
 
+    After ``stall_seconds`` without a step or a validation it counts as hung: its threads' stacks go to the log, and it
+    ends. None: it may wait for as long as it likes.
+
     Raises:
         Failed: a step says that what it trains on is wrong; the trainer is ended at once. What it saves then has
-            learned from the fault: the caller removes it.
+            learned from the fault: the caller removes it. Or it hangs; the message has the end of its log.
         Retryable: this process was told to end; the trainer has saved its state.
     """
     report = TrainerReport()
-    environment = {**os.environ, "COLUMNS": CONSOLE_COLUMNS, "PYTHONPATH": _module_path(), "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        "COLUMNS": CONSOLE_COLUMNS,
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONPATH": _module_path(),
+        "PYTHONUNBUFFERED": "1",
+    }
     log.parent.mkdir(parents=True, exist_ok=True)
     with _Termination() as termination, log.open("ab") as output:
         begins_at = output.tell()
@@ -103,12 +117,17 @@ def run_trainer(
             preexec_fn=die_with_parent,
         )
         try:
-            for line in _follow(process, log, begins_at, termination, report):
+            for line in _follow(process, log, begins_at, termination, report, stall_seconds):
                 report.tail = [*report.tail[1 - TAIL_LINES :], line]
                 _take(line, report, on_step, on_validation)
         finally:
             _end(process)
             report.exit_code = process.returncode
+    if report.stalled:
+        raise Failed(
+            f"the trainer made no step for {time.monotonic() - report.progressed_at:,.0f} s (training.stall_minutes) "
+            f"and was ended; {log} ends with its threads' stacks:\n{report.evidence()}"
+        )
     if termination.asked:
         raise Retryable("training was told to stop; the trainer saved its state and the next try resumes from it")
     return report
@@ -125,9 +144,11 @@ def _take(
         report.first_step = report.first_step or step
         report.last_step = step
         report.steps += 1
+        report.progressed_at = time.monotonic()
         on_step(step)
     validation = parse_validation(line)
     if validation is not None:
+        report.progressed_at = time.monotonic()
         on_validation(validation)
 
 
@@ -158,9 +179,14 @@ class _Termination:
 
 
 def _follow(
-    process: subprocess.Popen[bytes], log: Path, begins_at: int, termination: _Termination, report: TrainerReport
+    process: subprocess.Popen[bytes],
+    log: Path,
+    begins_at: int,
+    termination: _Termination,
+    report: TrainerReport,
+    stall_seconds: float | None,
 ) -> Iterator[str]:
-    """Lines that the trainer writes to ``log`` until it ends; passes a termination on to it.
+    """Lines that the trainer writes to ``log`` until it ends; passes a termination on to it, and ends one that hangs.
 
     Whoever ends the process group signals the trainer as well, and a second SIGTERM while it saves would kill it:
     it is signalled only when it has not said within a few seconds that it heard.
@@ -179,7 +205,19 @@ def _follow(
             if waited > SIGNAL_HEARD_SECONDS and not (signalled or report.interrupted):
                 process.terminate()
                 signalled = True
+            silent = time.monotonic() - report.progressed_at
+            if stall_seconds is not None and silent > stall_seconds and not (termination.asked or report.stalled):
+                report.stalled = True
+                _abort(process)
             time.sleep(POLL_SECONDS)
+
+
+def _abort(process: subprocess.Popen[bytes]) -> None:
+    """End the trainer with all its processes, each of which writes its threads' stacks first (faulthandler)."""
+    trainer = psutil.Process(process.pid)
+    for one in [*trainer.children(recursive=True), trainer]:
+        with suppress(psutil.NoSuchProcess):
+            one.send_signal(signal.SIGABRT)
 
 
 def _clean(line: bytes) -> str:

@@ -1,0 +1,53 @@
+"""A trainer that hangs. A stand-in prints what speculators prints."""
+
+import os
+import sys
+import time
+
+import pytest
+
+from aerie.errors import Failed
+from aerie.training.trainer_process import run_trainer
+
+STEP = "train/loss=1.5, train/error_records=0, epoch=0, lr=1e-3, global_step={}"
+HANGS = f"""
+import time
+def waits_for_a_collective():
+    time.sleep(600)
+print({STEP.format(0)!r}, flush=True)
+waits_for_a_collective()
+"""
+WORKS = f"""
+for step in range(2):
+    print({STEP!r}.format(step), flush=True)
+"""
+
+
+def trained(script, tmp_path, stall_seconds):
+    steps = []
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        report = run_trainer(
+            [sys.executable, "-c", script],
+            log=tmp_path / "train.log",
+            lock=lock,
+            on_step=lambda step: steps.append(time.monotonic()),
+            on_validation=lambda metrics: None,
+            stall_seconds=stall_seconds,
+        )
+    finally:
+        os.close(lock)
+    return report, steps
+
+
+@pytest.mark.timeout(120)
+def test_a_trainer_that_makes_no_step_is_ended_and_says_where_it_hangs(tmp_path):
+    with pytest.raises(Failed, match=r"made no step for .*training\.stall_minutes") as raised:
+        trained(HANGS, tmp_path, stall_seconds=1.0)
+    assert "in waits_for_a_collective" in str(raised.value)
+
+
+def test_every_step_counts_as_progress(tmp_path):
+    report, steps = trained(WORKS, tmp_path, stall_seconds=None)
+    assert report.exit_code == 0
+    assert steps[0] < report.progressed_at <= steps[1]
