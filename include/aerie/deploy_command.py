@@ -11,10 +11,10 @@ import typer
 from aerie.errors import BadInput
 
 if TYPE_CHECKING:
-    from aerie.artefacts.drafter_record import DrafterRecord, DraftSettings
+    from aerie.artefacts.drafter_record import DrafterRecord
     from aerie.serving.client import ServerHandle
     from aerie.serving.plan import ServerPlan
-    from aerie.settings.pipeline import PipelineSettings
+    from aerie.settings.pipeline import DraftSettings, PipelineSettings
 
 RENEWALS_PER_LEASE = 4
 POLL_SECONDS = 1.0
@@ -160,8 +160,8 @@ def draft_settings(
     """
     from pydantic import ValidationError
 
-    from aerie.artefacts.drafter_record import DraftSettings
     from aerie.errors import one_line
+    from aerie.settings.pipeline import DraftSettings
 
     recommended = found.record.draft if found.record else None
     if recommended is None:

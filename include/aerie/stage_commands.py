@@ -49,6 +49,15 @@ class Setting:
         return self.option.removeprefix("--").replace("-", "_")
 
 
+def _numbers(text: str) -> tuple[str, ...]:
+    """Numbers with commas between; whether they are some, the configuration says."""
+    return tuple(text.split(","))
+
+
+def _paths(path: Path) -> tuple[Path, ...]:
+    return (path.absolute(),)
+
+
 @dataclass(frozen=True)
 class StageCommand:
     """A stage's command: its help, its own options, and the kind of data set that it goes through, if any."""
@@ -97,7 +106,17 @@ COMMANDS = (
     StageCommand(
         "benchmark",
         "Measure the exported drafter and judge it; starts its servers. Exit 1 where it fails.",
-        (Setting("--concurrency", "benchmark", "concurrency", int, "Requests at once."),),
+        (
+            Setting("--concurrency", "benchmark", "concurrency", str, "Requests at once, such as 1,8,32.", _numbers),
+            Setting(
+                "--prompts",
+                "benchmark",
+                "prompts_files",
+                Path,
+                "Prompts of your own, JSON lines, beside the split.",
+                _paths,
+            ),
+        ),
     ),
     StageCommand("publish", "Copy the drafter that passed its benchmark to its destination, with its card."),
 )

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 from psycopg2 import sql
+from typer.testing import CliRunner
 
+from aerie.cli import app
 from aerie.errors import Retryable
 from aerie.local.configuration import StackConfiguration
 from aerie.local.postgres import Cluster, ensure_database
@@ -30,7 +32,7 @@ from aerie.store.queries.runs import record_run
 from aerie.store.roles import grant_rights
 
 ONE_SHOT = {"initialise"}
-ON_THE_GPUS = {"scheduler-gpu", "sglang"}
+ON_THE_GPUS = {"scheduler-gpu", "sglang", "sglang-deploy"}
 OF_ONE_HOST_ONLY = {"AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT", "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT"}
 
 
@@ -59,7 +61,7 @@ def test_an_image_of_others_is_one_version_and_not_whatever_is_latest(services: 
 
 def test_nothing_listens_beyond_this_host_unless_asked(services: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
-    assert published.keys() == {"api-server"}
+    assert published.keys() == {"api-server", "sglang-deploy"}
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
     assert all(service.get("network_mode") is None for service in services.values())
 
@@ -98,7 +100,7 @@ def test_a_container_writes_to_its_volumes_and_logs_that_end(services: dict[str,
     for name, service in services.items():
         assert service["logging"]["options"]["max-size"], name
         # SGLang's own image compiles kernels in places that only a GPU shows: docs/gpu-checklist.md.
-        assert service.get("read_only", False) == (name != "sglang"), name
+        assert service.get("read_only", False) == (not name.startswith("sglang")), name
         assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"]), name
 
 
@@ -113,6 +115,23 @@ def test_only_one_short_container_may_change_tables_and_the_web_server_only_read
 def test_the_server_sees_the_same_paths_as_the_tasks_that_ask_for_it(services: dict[str, Any]) -> None:
     of_tasks = [volume for volume in services["scheduler-gpu"]["volumes"] if "/etc/aerie" not in str(volume)]
     assert services["sglang"]["volumes"] == of_tasks
+
+
+def test_a_drafter_is_deployed_without_the_pipeline_its_database_or_its_secrets(services: dict[str, Any]) -> None:
+    deployed = {name: service for name, service in services.items() if "deploy" in service["profiles"]}
+    assert deployed.keys() == {"deploy", "sglang-deploy"}
+    needed = {other for service in deployed.values() for other in service.get("depends_on", {})}
+    assert needed <= deployed.keys()
+    assert not any(service.get("secrets") for service in deployed.values())
+    assert all("control" not in service["networks"] for service in deployed.values())
+    program, module, name, *arguments = deployed["deploy"]["command"]
+    assert (program, module, name) == ("python", "-m", "aerie")
+    shown = CliRunner().invoke(app, [arguments[0], "--help"])
+    assert shown.exit_code == 0
+    port = arguments[arguments.index("--port") + 1]
+    assert deployed["sglang-deploy"]["ports"][0].endswith(f":{port}")
+    assert f":{port}/" in str(deployed["deploy"]["healthcheck"]["test"])
+    assert deployed["sglang-deploy"]["volumes"] == services["sglang"]["volumes"]
 
 
 def test_airflow_is_set_as_it_is_by_the_local_stack(services: dict[str, Any]) -> None:
@@ -132,7 +151,7 @@ def test_gpu_hosts_elsewhere_need_no_other_service_and_reach_no_secret_but_the_k
 ) -> None:
     remote = yaml.safe_load((PROJECT_ROOT / "docker" / "remote-gpus.yaml").read_text(encoding="utf-8"))
     of_airflow = {name for name, service in services.items() if service["image"].startswith("aerie-airflow")}
-    assert set(remote["services"]) == of_airflow - {"scheduler-gpu"}
+    assert set(remote["services"]) == of_airflow - {"scheduler-gpu", "deploy"}
     data_root = "/var/lib/aerie/data"  # of AERIE_HOME in the image
     for service in remote["services"].values():
         variables = service["environment"]

@@ -103,9 +103,18 @@ def test_an_option_changes_its_field_and_nothing_else(answers):
     assert train["settings"] == vocabulary["settings"]
 
 
+def test_a_benchmark_takes_several_loads_and_prompts_of_ones_own(answers, tmp_path, monkeypatch):
+    asked = answers()
+    monkeypatch.chdir(tmp_path)
+    assert run("benchmark", "--concurrency", "1,8,32", "--prompts", "mine.jsonl").exit_code == 0
+    settings = asked()[0][1]["settings"]["benchmark"]
+    assert (settings["concurrency"], settings["prompts_files"]) == ([1, 8, 32], [str(tmp_path / "mine.jsonl")])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("benchmark", "--concurrency", "1,many"), "--concurrency 1,many: concurrency.1"),
         (("train", "--epochs", "0"), "--epochs 0: epochs: Input should be greater than 0"),
         (("merge", "--preset", "demo", "--config", "x.yaml"), "give one"),
         (("merge", "--config", "nowhere.yaml"), "nowhere.yaml"),

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file, save_file
 
-from aerie.artefacts.drafter_record import DraftSettings, read_record
+from aerie.artefacts.drafter_record import read_record
 from aerie.artefacts.files import write_json
 from aerie.artefacts.manifest import read_manifest, write_manifest
 from aerie.errors import BadInput, Failed
 from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.pipeline import DraftSettings
 from aerie.training.publishing import publish
 from aerie.training.stage import export, train
 

@@ -6,14 +6,15 @@ Who serves the drafter, on whatever host, reads there which verifier it belongs 
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from aerie.artefacts.files import write_text
 from aerie.artefacts.layout import EditionName
 from aerie.artefacts.manifest import Manifest
 from aerie.errors import BadInput, one_line
+from aerie.settings.pipeline import DraftSettings
 from aerie.settings.profile import Frozen
 
 RECORD_FILE = "aerie.json"
@@ -53,22 +54,6 @@ class StageRecord(Frozen):
         return cls(fingerprint=manifest.fingerprint, finished_at=manifest.finished_at, counts=manifest.counts)
 
 
-class DraftSettings(Frozen):
-    """How many tokens are drafted, and how, in SGLang's words."""
-
-    num_steps: Annotated[int, Field(gt=0)]
-    eagle_topk: Annotated[int, Field(gt=0)]
-    num_draft_tokens: Annotated[int, Field(gt=0)]
-
-    def flags(self, drafter: str) -> list[str]:
-        """SGLang's arguments for serving a drafter so."""
-        return [
-            "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", drafter,
-            "--speculative-num-steps", str(self.num_steps), "--speculative-eagle-topk", str(self.eagle_topk),
-            "--speculative-num-draft-tokens", str(self.num_draft_tokens),
-        ]  # fmt: skip
-
-
 class DrafterRecord(Frozen):
     """Everything that made a drafter.
 
@@ -103,7 +88,7 @@ class DrafterRecord(Frozen):
         counts = self.counts("benchmark")
         measured = counts.get("recommended") or counts.get("settings") or {}
         try:
-            return DraftSettings(**{name: measured.get(name) for name in DraftSettings.model_fields})
+            return DraftSettings.model_validate({name: measured.get(name) for name in DraftSettings.model_fields})
         except ValidationError as error:
             raise BadInput(f"the benchmark of drafter {self.drafter_id}: {one_line(error)}") from error
 

@@ -6,6 +6,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from aerie.artefacts.drafter_record import DrafterRecord
+from aerie.settings.pipeline import DraftSettings
 
 METRIC = "acceptance_length"
 
@@ -144,8 +145,16 @@ def _serving(record: DrafterRecord) -> Iterator[str]:
     yield ""
     yield "`./aerie deploy THIS_FOLDER`, or with SGLang alone:"
     draft = record.draft
-    flags = draft.flags("THIS_FOLDER") if draft else ["--speculative-algorithm", "EAGLE3", "..."]
+    flags = _flags(draft) if draft else ["--speculative-algorithm", "EAGLE3", "..."]
     yield ""
     yield "```"
     yield " ".join(["python -m sglang.launch_server --model-path VERIFIER", *flags])
     yield "```"
+
+
+def _flags(draft: DraftSettings) -> list[str]:
+    return [
+        "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "THIS_FOLDER",
+        "--speculative-num-steps", str(draft.num_steps), "--speculative-eagle-topk", str(draft.eagle_topk),
+        "--speculative-num-draft-tokens", str(draft.num_draft_tokens),
+    ]  # fmt: skip
