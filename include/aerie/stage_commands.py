@@ -83,7 +83,10 @@ COMMANDS = (
     StageCommand(
         "vocabulary",
         "Choose the draft vocabulary from the corpus' token frequencies.",
-        (Setting("--size", "vocabulary", "size", int, "Tokens of the draft vocabulary."),),
+        (
+            Setting("--coverage", "vocabulary", "coverage", float, "Share of response tokens, such as 0.99, to cover."),
+            Setting("--size", "vocabulary", "size", int, "Tokens; with a coverage the most of them."),
+        ),
     ),
     StageCommand("forecast", "Say what the hidden states will take; exit 1 where they do not fit the disk."),
     StageCommand(

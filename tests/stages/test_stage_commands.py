@@ -95,11 +95,12 @@ def test_a_command_asks_its_stage_what_was_typed_and_prints_what_it_did(command,
 def test_an_option_changes_its_field_and_nothing_else(answers):
     asked = answers()
     assert run("train", "--epochs", "7").exit_code == 0
-    assert run("vocabulary", "--size", "384").exit_code == 0
+    assert run("vocabulary", "--size", "384", "--coverage", "0.99").exit_code == 0
     (_, train), (_, vocabulary) = asked()
     assert (train["settings"]["training"]["epochs"], vocabulary["settings"]["vocabulary"]["size"]) == (7, 384)
     train["settings"]["training"]["epochs"] = vocabulary["settings"]["training"]["epochs"]
-    vocabulary["settings"]["vocabulary"]["size"] = train["settings"]["vocabulary"]["size"]
+    assert vocabulary["settings"]["vocabulary"]["coverage"] == 0.99
+    vocabulary["settings"]["vocabulary"] = train["settings"]["vocabulary"]
     assert train["settings"] == vocabulary["settings"]
 
 
