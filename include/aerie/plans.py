@@ -226,22 +226,26 @@ def server_plan(subject: Subject, phase: Phase) -> ServerPlan:
             dtype=subject.dtype,
             phase=phase,
             drafter=drafter,
-            forward_hooks=tuple(_hooks(subject)) if phase == "capture" else (),
+            forward_hooks=tuple(_hooks(subject, phase)),
         )
     except ValidationError as error:
         raise BadInput(f"{subject.name}: no {phase} server can be planned: {one_line(error)}") from error
 
 
-def _hooks(subject: Subject) -> list[Mapping[str, Any]]:
-    """Hooks of the capture: the layers of the settings, else the profile's, else EAGLE-3's usual ones."""
+def _hooks(subject: Subject, phase: Phase) -> list[Mapping[str, Any]]:
+    """Hooks where the phase captures: the layers of the settings, else the profile's, else EAGLE-3's usual ones."""
     depth = subject.config.count("num_hidden_layers")
     asked = subject.settings.hidden_states if subject.settings else None
+    generated = asked.generated_bytes if asked and phase == "generate" else None
+    if phase != "capture" and generated is None:
+        return []
     layers = (asked and asked.layers) or (subject.profile and subject.profile.capture_layers)
     return forward_hooks(
         states=subject.states,
         module_prefix=subject.profile.module_prefix if subject.profile else "model",
         layers=layers or sorted({layer for layer in (2, depth // 2, depth - 3) if 0 < layer < depth}),
         dtype=asked.dtype if asked else "bfloat16",
+        generated_bytes=generated,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aerie.artefacts.manifest import Manifest, describe_input, path_of, read_manifest
 from aerie.errors import BadInput
-from aerie.hidden_states.launch import capture_hooks
+from aerie.hidden_states.launch import capture_hooks, generation_hooks
 from aerie.plan_report import document_of, text_of
 from aerie.plan_subjects import subject_of_settings
 from aerie.plans import Machine, WholePlan, make_plan, observations_of
@@ -92,8 +92,9 @@ def start(request: StageRequest, events: Events) -> StageResult:
     if phase not in phases_of(request.settings):
         events.progress(f"nothing to do: {_without_server(request.settings)}")
         return StageResult(stage="serve_start", reused=True)
-    if not request.force and all(map(_looks_done, _manifests(request))):
-        events.progress(f"nothing to do: what phase {request.phase} needs a server for is there already")
+    nothing_to_do = _nothing_to_do(request)
+    if nothing_to_do is not None:
+        events.progress(nothing_to_do)
         if request.keeper == "for_others" and request.settings.serving.backend == "local":
             # Whoever does the work decides for good whether it is done, and could not start a keeper.
             host = request.settings.serving.host
@@ -143,6 +144,15 @@ def stop(request: StageRequest, events: Events) -> StageResult:
     )
 
 
+def _nothing_to_do(request: StageRequest) -> str | None:
+    """Why no server is started ahead; who does the work starts one where it is needed after all."""
+    if request.phase == "capture" and request.settings.hidden_states.capture == "generate":
+        return "states were captured while generating: capture starts a server where some are missing"
+    if not request.force and all(map(_looks_done, _manifests(request))):
+        return f"nothing to do: what phase {request.phase} needs a server for is there already"
+    return None
+
+
 def _phase(request: StageRequest) -> Phase:
     if request.phase is None:
         raise BadInput("this stage needs to know what the server is for: the request must name it in 'phase'")
@@ -155,8 +165,8 @@ def plan_of(request: StageRequest, phase: Phase) -> ServerPlan:
     Raises:
         BadInput: the settings make no plan, or the edition has no forecast that names what capture takes.
     """
-    hooks = capture_hooks(request) if phase == "capture" else ()
-    return plan_configured(request.settings, phase, forward_hooks=hooks)
+    hooks = {"capture": capture_hooks, "generate": generation_hooks}
+    return plan_configured(request.settings, phase, forward_hooks=hooks[phase](request) if phase in hooks else ())
 
 
 def _manifests(request: StageRequest) -> Iterator[Path]:

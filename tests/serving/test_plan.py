@@ -82,6 +82,16 @@ def test_capture_recomputes_everything_eagerly_and_hooks_fire(make_plan: Make) -
     ]  # fmt: skip
 
 
+def test_states_of_what_is_generated_are_seen_in_every_step_and_keep_the_cache(make_plan: Make) -> None:
+    plan = make_plan(forward_hooks=HOOKS, tensor_parallel_size=8, hicache_size_gb_per_rank=48)
+    assert command(plan) == [
+        *GPU, *COMMON, "--forward-hooks", json.dumps(list(HOOKS)), "--enable-priority-scheduling",
+        "--disable-priority-preemption", "--cuda-graph-backend-prefill", "disabled",
+        "--cuda-graph-backend-decode", "disabled", "--enforce-disable-flashinfer-allreduce-fusion",
+        "--enable-hierarchical-cache", "--hicache-size", "48",
+    ]  # fmt: skip
+
+
 def test_capture_on_one_rank_has_no_fusion_to_disable(make_plan: Make) -> None:
     assert "--enforce-disable-flashinfer-allreduce-fusion" not in command(
         make_plan(phase="capture", forward_hooks=HOOKS)
@@ -151,7 +161,11 @@ def test_no_phase_has_a_parser(make_plan: Make, phase: str, device: str) -> None
         ({"drafter": DRAFTER}, "phase generate has a drafter"),
         ({"phase": "capture", "forward_hooks": HOOKS, "drafter": DRAFTER}, "phase capture has a drafter"),
         ({"phase": "capture"}, "phase capture with 0 forward hooks"),
-        ({"forward_hooks": HOOKS}, "phase generate with 1 forward hooks"),
+        ({"phase": "benchmark", "forward_hooks": HOOKS}, "phase benchmark with 1 forward hooks"),
+        (
+            {"forward_hooks": HOOKS, "data_parallel_size": 2},
+            "data_parallel_size is 2 with hidden_states",
+        ),
         ({"kv_cache_dtype": "fp8_e4m3"}, "changes what the verifier writes"),
         ({"model_path": Path("models/verifier")}, "expected an absolute path"),
         ({"extra_arguments": ("--reasoning-parser", "kimi_k2")}, "--reasoning-parser is decided by the plan"),

@@ -18,6 +18,7 @@ from aerie.serving.errors import PlanRefused
 from aerie.serving.host import Gpu, HostFacts
 from aerie.settings.bundled import bundled_config
 from aerie.settings.machine import data_root
+from aerie.settings.presets import preset_path
 from aerie.stages import Events, StageRequest
 
 KEYS = {
@@ -113,6 +114,20 @@ def test_the_preset_explains_itself_without_gpus(plan: Plan) -> None:
 def test_a_rate_given_is_taken_in_place_of_the_configurations(plan: Plan) -> None:
     found = document(plan, "--preset", "kimi-k25-8x96g", "--rate", "1000")
     assert found["timeline"]["capped_hours"] == [pytest.approx(22.222, abs=0.01)] * 2
+
+
+def test_the_generation_that_captures_is_planned_with_its_hooks_and_what_they_may_hold(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = yaml.safe_load(preset_path("kimi-k25-8x96g").read_text())
+    settings["hidden_states"] = {"capture": "generate", "capture_memory_gib": 2}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    monkeypatch.setenv("AERIE_CONFIG", str(tmp_path / "config.yaml"))
+    found = document(plan)
+    command = shlex.split(found["phases"]["generate"]["command"])
+    hooks = json.loads(command[command.index("--forward-hooks") + 1])
+    assert {hook["config"]["generated_bytes"] for hook in hooks} == {2 * 2**30}
+    assert "--disable-radix-cache" not in command
 
 
 def test_each_phase_has_the_flags_that_it_needs_and_not_those_of_another(plan: Plan) -> None:

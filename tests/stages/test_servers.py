@@ -25,6 +25,19 @@ def test_a_server_of_somebody_else_is_never_stopped(external, tmp_path, monkeypa
     assert "http://gpu-7:30000 is someone else's server: it is left running" in (tmp_path / "events").read_text()
 
 
+def test_no_capture_server_is_started_ahead_where_states_were_captured_while_generating(
+    make_request, settings, tmp_path, monkeypatch
+):
+    def started(*_, **__):
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(servers, "ensure_configured", started)
+    captured = settings.hidden_states.model_copy(update={"capture": "generate"})
+    request = make_request(settings.model_copy(update={"hidden_states": captured}), phase="capture")
+    assert servers.start(request, Events(tmp_path / "events")).reused
+    assert "capture starts a server where some are missing" in (tmp_path / "events").read_text()
+
+
 def test_stopping_where_nothing_runs_is_no_failure(make_request, tmp_path):
     request = make_request(phase="generate").model_copy(update={"server_folder": tmp_path / "server"})
     assert servers.stop(request, Events(tmp_path / "events")).reused

@@ -41,6 +41,7 @@ ASK_SECONDS = 30.0
 LONGEST_BACKOFF_SECONDS = 30.0
 QUOTED_CHARACTERS = 300
 LONGEST_MESSAGE_CHARACTERS = 1000
+FIRST_PRIORITY = 1  # those who name none have the least
 LARGEST_COUNT = 2**31 - 1  # of tokens: the ledger's integers
 
 JSON = {"Content-Type": "application/json"}
@@ -126,12 +127,16 @@ class ServerInfo(BaseModel):
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One sample to be generated. ``rid`` is the request id without the attempt."""
+    """One sample to be generated. ``rid`` is the request id without the attempt.
+
+    With ``own_cache`` it shares no prefix with other requests, so that all of it is computed for it.
+    """
 
     rid: str
     input_ids: Sequence[int]
     max_new_tokens: int
     first_attempt: int = 1
+    own_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -283,7 +288,30 @@ class GenerateClient:
             "input_ids": list(request.input_ids),
             "sampling_params": {**self._sampling, "max_new_tokens": request.max_new_tokens},
             "stream": False,
+            **({"extra_key": rid} if request.own_cache else {}),
         }
+        return parse_reply(await self._post(body), rid=rid, prompt_tokens=len(request.input_ids))
+
+    async def finish(self, rid: str, input_ids: Sequence[int], *, own_cache: str) -> None:
+        """Have the server compute what it lacks of a whole sample, ahead of all that waits; sent once.
+
+        ``own_cache`` is the id of the request, with its attempt, that generated the sample.
+
+        Raises:
+            RequestFailed: it failed.
+            ServerGone: the server no longer answers.
+        """
+        body = {
+            "rid": rid,
+            "input_ids": list(input_ids),
+            "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},  # a server samples one token at least
+            "stream": False,
+            "extra_key": own_cache,
+            "priority": FIRST_PRIORITY,
+        }
+        parse_reply(await self._post(body), rid=rid, prompt_tokens=len(input_ids))
+
+    async def _post(self, body: Mapping[str, Any]) -> bytes:
         try:
             async with self._session.post(
                 self._generate_url, data=to_json(body), headers=JSON, timeout=self._timeout, allow_redirects=False
@@ -299,7 +327,7 @@ class GenerateClient:
             kind: FailureKind = "poisoned" if _blames_request(status) else "server_error"
             raise RequestFailed(kind, f"HTTP {status}: {_quoted(reply)}")
         self._alive_at = time.monotonic()
-        return parse_reply(reply, rid=rid, prompt_tokens=len(request.input_ids))
+        return reply
 
     async def confirm_alive(self) -> None:
         """Return when the server is alive; callers that come together share one probe.

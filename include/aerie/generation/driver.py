@@ -22,6 +22,7 @@ from aerie.generation.client import TRANSIENT, Answer, GenerateClient, GenerateR
 from aerie.generation.population import Population, Stop
 from aerie.generation.prompts import GenerationPrompt
 from aerie.generation.reconciliation import JUDGED, Judge, judged_row
+from aerie.generation.states import StateKeeper, request_id
 from aerie.store.queries.ledger import LedgerRow
 
 # Answers that wait for the disk: beyond this many, no request starts.
@@ -74,7 +75,8 @@ class Driver:
     """Generates what a population still lacks.
 
     ``write_ledger`` commits rows in one transaction. ``rid_prefix`` makes request ids unique on the server.
-    ``canary_finished`` is called when the last row of the canary is durable.
+    ``canary_finished`` is called when the last row of the canary is durable. ``states`` is given every sample that is
+    kept, once it is durable.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Driver:
         launch_token: str,
         rid_prefix: str,
         canary_finished: Callable[[], None] = lambda: None,
+        states: StateKeeper | None = None,
     ) -> None:
         self._population = population
         self._client = client
@@ -99,6 +102,8 @@ class Driver:
         self._launch_token = launch_token
         self._rid_prefix = rid_prefix
         self._canary_finished = canary_finished
+        self._states = states
+        self._kept: dict[str, tuple[GenerationPrompt, Response]] = {}  # until they are durable
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._pending = deque(population.pending())
         self._running: dict[str, Running] = {}
@@ -188,11 +193,13 @@ class Driver:
 
     def _start(self, prompt: GenerationPrompt) -> None:
         row = self._population.rows[prompt.sample_id]
+        rid = f"{self._rid_prefix}:{prompt.sample_id}"
         request = GenerateRequest(
-            rid=f"{self._rid_prefix}:{prompt.sample_id}",
+            rid=rid if self._states is None else request_id(prompt.sample_id, rid),
             input_ids=prompt.prompt_ids,
             max_new_tokens=prompt.max_new_tokens,
             first_attempt=row.attempts + 1,
+            own_cache=self._states is not None,
         )
         task = asyncio.create_task(self._request(prompt, request))
         task.add_done_callback(self._surface)
@@ -246,6 +253,8 @@ class Driver:
         self._admission.arrived(
             prompt.sample_id, response_tokens=response.completion_tokens, kept=verdict.kept, at=time.monotonic()
         )
+        if self._states is not None and verdict.kept:
+            self._kept[prompt.sample_id] = (prompt, response)
         self._came_out(row)
 
     def _response(self, prompt: GenerationPrompt, answer: Answer) -> Response:
@@ -308,6 +317,8 @@ class Driver:
         finished_before = self._population.canary_finished
         for row in rows:
             self._population.record(row)
+            if self._states is not None and row.state == "kept":
+                self._states.keep(*self._kept.pop(row.sample_id))
         if self._population.canary_finished and not finished_before:
             self._canary_finished()
 

@@ -10,6 +10,7 @@ import requests
 from aerie.artefacts.files import write_text
 from aerie.errors import AerieError, BadInput
 from aerie.generation.client import HEALTH_SECONDS, ServerInfo
+from aerie.hidden_states.launch import generation_hooks
 from aerie.serving.client import POOLED_QUEUE_SECONDS, ServerHandle, evidence, renew, stop
 from aerie.serving.configured import ensure_configured, plan_configured
 from aerie.serving.errors import KeeperUnreachable, NotReady
@@ -54,7 +55,7 @@ def ensure(request: StageRequest, events: Events) -> Server:
     settings = request.settings
     handle = ensure_configured(
         settings,
-        plan_configured(settings, "generate"),
+        plan_configured(settings, "generate", forward_hooks=generation_hooks(request)),
         folder=request.server_folder,
         owner=request.run_id,
         events=events,

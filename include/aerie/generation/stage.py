@@ -35,6 +35,7 @@ from aerie.generation.reconciliation import differing, reconcile
 from aerie.generation.reporting import Reporter
 from aerie.generation.server import Server, check_server, ensure, stays_silent, summary_of
 from aerie.generation.stalls import Stalled, StallWatch, Stuck
+from aerie.generation.states import MOST_ASKED_AT_ONCE, StateKeeper, open_states
 from aerie.generation.writer import DatasetWriter
 from aerie.serving.sampling import sampling_parameters
 from aerie.settings.machine import database_url
@@ -122,6 +123,10 @@ class Job:
                 "asked": self.settings.model_dump(mode="json", include=asked),
             }
         )
+
+    def alert(self, reason: str, message: str) -> None:
+        """Tell a person of something about this data set."""
+        self.events.alert(reason, f"{self.where}: {message}")
 
     def judge(self, prompt: GenerationPrompt, response: Response) -> Verdict:
         """The verdict on a response under the data set's policy."""
@@ -257,7 +262,7 @@ def _reconciled(job: Job, connection: Connection, log: ResponseLog) -> Populatio
         about_tools=job.settings.about_tools,
         thinking=job.thinking,
         settings=job.request.settings.generation,
-        alert=lambda reason, message: job.events.alert(reason, f"{job.where}: {message}"),
+        alert=job.alert,
         regenerate=superseded.keys(),
     )
     job.events.progress(
@@ -293,12 +298,20 @@ def _report_repair(job: Job, log: ResponseLog) -> None:
 
 async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: Population, reporter: Reporter) -> Stop:
     request, settings = job.request, job.request.settings
+    counts = population.counts
+    folder = await asyncio.to_thread(
+        open_states,
+        request,
+        population.eligible,
+        job.events,
+        mean_response_tokens=counts.kept_response_tokens / counts.kept if counts.kept else None,
+    )
     server = await asyncio.to_thread(_ensure_server, request, job.events)
     profile = settings.verifier.load_profile()
     stop_ids = [job.tokens.token_ids[token] for token in profile.end_of_turn]
     async with GenerateClient.open(
         server.url,
-        concurrency=job.settings.concurrency,
+        concurrency=job.settings.concurrency + (MOST_ASKED_AT_ONCE if folder else 0),
         sampling=sampling_parameters(settings.load_sampling(), stop_token_ids=stop_ids),
         request_timeout_seconds=settings.generation.request_timeout_seconds,
         maximum_attempts=settings.generation.maximum_attempts,
@@ -306,6 +319,7 @@ async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: 
     ) as client:
         await _check_server(client, job, server)
         canary = CanaryShow(request, job.events, population, reporter)
+        states = None if folder is None else StateKeeper(client, folder, job.alert)
         driver = Driver(
             population,
             client=client,
@@ -316,6 +330,7 @@ async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: 
             launch_token=server.launch_token,
             rid_prefix=f"{job.where}:{request.run_id}",
             canary_finished=canary.show,
+            states=states,
         )
 
         monitor = ServerMonitor(client, server, job.events)
@@ -342,14 +357,21 @@ async def _drive(job: Job, writer: DatasetWriter, log: ResponseLog, population: 
             canary.show_if_it_was_not()
             stop = await driver.run()
             await canary.shown()
+            if states is not None:
+                await states.settle()
+                job.events.progress(
+                    f"{job.where}: hidden states of {states.written:,} samples were captured while generating, "
+                    f"{states.left:,} are left to the stage capture"
+                )
             return stop
         except (Stalled, ServerGone) as error:
             await asyncio.to_thread(_end_if_stuck, server, error, settings.serving.stall_seconds)
             raise
         finally:
-            for helper in (*helpers, *canary.tasks):
-                helper.cancel()
-            await asyncio.wait((*helpers, *canary.tasks))
+            beside = (*helpers, *canary.tasks, *(states.tasks if states else ()))
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
 
 
 def _end_if_stuck(server: Server, error: Stalled | ServerGone, stall_seconds: float) -> None:

@@ -57,7 +57,7 @@ def _service(
                 _bind(path, read_only=True)
                 for path in (plan.model_path, *([plan.drafter.path] if plan.drafter else []))
             ),
-            *([_bind(states, read_only=False)] if phase == "capture" else []),
+            *([_bind(states, read_only=False)] if plan.forward_hooks else []),
         ],
         "shm_size": "32gb",
         "ulimits": {"memlock": -1, "stack": 67108864},

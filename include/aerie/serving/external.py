@@ -78,7 +78,7 @@ def _identity_of(info: Mapping[str, Any]) -> str:
 
 
 def _hook_differences(info: Mapping[str, Any], plan: ServerPlan) -> list[str]:
-    """Hooks write files for every request: they must be there for capture, and only then."""
+    """Hooks write files: they must be there where the plan captures, and only then."""
     found = info.get("forward_hooks")
     hooks = json.loads(found) if isinstance(found, str) else found
     expected = [dict(hook) for hook in plan.forward_hooks]

@@ -20,6 +20,7 @@ Phase = Literal["generate", "capture", "benchmark", "deploy"]
 """What a server is for. No stage has ``deploy``: it is planned, and copied by those who serve the drafter."""
 
 WITH_DRAFTER: tuple[Phase, ...] = ("benchmark", "deploy")
+WITH_HOOKS: tuple[Phase, ...] = ("generate", "capture")
 PositiveInt = Annotated[int, Field(gt=0)]
 
 INCLUDE = Path(__file__).resolve().parents[2]
@@ -208,10 +209,24 @@ class ServerPlan(Frozen):
             raise ValueError(f"phase {self.phase} has a drafter: only {' and '.join(WITH_DRAFTER)} may serve with one")
         if self.phase == "deploy" and self.drafter is None:
             raise ValueError("phase deploy has no drafter: it serves one")
-        if bool(self.forward_hooks) != (self.phase == "capture"):
+        wrong = self.phase not in WITH_HOOKS if self.forward_hooks else self.phase == "capture"
+        if wrong:
             raise ValueError(
-                f"phase {self.phase} with {len(self.forward_hooks)} forward hooks: capture, and only it, has"
+                f"phase {self.phase} with {len(self.forward_hooks)} forward hooks: capture has, and generate may have"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _generated_rows_are_in_one_place(self) -> Self:
+        # The request that asks for a sample's states must reach the process that has its other rows, all of them.
+        if self.forward_hooks and self.phase == "generate":
+            for name in ("data", "attention_data", "pipeline"):
+                size = getattr(self, f"{name}_parallel_size")
+                if size != 1:
+                    raise ValueError(
+                        f"{name}_parallel_size is {size} with hidden_states.capture generate: expected 1, or "
+                        "capture separate"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -327,18 +342,8 @@ class ServerPlan(Frozen):
         }
 
     def _phase_flags(self) -> Mapping[str, Any]:
-        flags: dict[str, Any] = {}
-        if self.phase == "capture":
-            flags |= {
-                "--forward-hooks": json.dumps(list(self.forward_hooks)),
-                # A prefix from the cache is not computed again, so its states would be missing.
-                "--disable-radix-cache": True,
-                # A replayed graph runs no Python.
-                "--cuda-graph-backend-prefill": "disabled",
-                # The fused form replaces the norm that the hooks are on.
-                "--enforce-disable-flashinfer-allreduce-fusion": self.tensor_parallel_size > 1,
-            }
-        elif self.hicache_size_gb_per_rank is not None:  # an extension of the radix cache, absent where that is
+        flags: dict[str, Any] = dict(self._hook_flags())
+        if self.hicache_size_gb_per_rank is not None and self.phase != "capture":  # it extends the radix cache
             flags |= {"--enable-hierarchical-cache": True, "--hicache-size": self.hicache_size_gb_per_rank}
         if self.drafter is not None:
             flags |= {
@@ -349,6 +354,27 @@ class ServerPlan(Frozen):
                 "--speculative-num-draft-tokens": self.drafter.num_draft_tokens,
             }
         return flags
+
+    def _hook_flags(self) -> Mapping[str, Any]:
+        if not self.forward_hooks:
+            return {}
+        cache: dict[str, Any] = (
+            # A prefix from the cache is not computed again, so its states would be missing.
+            {"--disable-radix-cache": True}
+            if self.phase == "capture"
+            # Each sample has a cache of its own (``extra_key``). Who asks for a finished one's states goes before what
+            # waits, while it is cached; without the second flag that would also interrupt what runs.
+            else {"--enable-priority-scheduling": True, "--disable-priority-preemption": True}
+        )
+        return {
+            "--forward-hooks": json.dumps(list(self.forward_hooks)),
+            **cache,
+            # A replayed graph runs no Python.
+            "--cuda-graph-backend-prefill": "disabled",
+            **({"--cuda-graph-backend-decode": "disabled"} if self.phase == "generate" else {}),
+            # The fused form replaces the norm that the hooks are on.
+            "--enforce-disable-flashinfer-allreduce-fusion": self.tensor_parallel_size > 1,
+        }
 
     def environment(self) -> dict[str, str]:
         """Variables to add to the server's environment: module paths, no downloads, and what a CPU needs."""

@@ -507,6 +507,9 @@ class HiddenStateSettings(Frozen):
 
     ``disk_limit_gib`` is what the states may take of the disk: a corpus that needs more is not captured whole but
     streamed, each state captured when the trainer comes to it, and removed once it is read. None: all are kept.
+
+    ``capture`` ``generate`` takes a sample's states while it is generated, so that the stage ``capture`` only fills
+    what is missing; ``capture_memory_gib`` bounds what the server holds of samples that are not finished.
     """
 
     backend: Literal["sglang", "transformers", "vllm"] = "sglang"
@@ -519,6 +522,8 @@ class HiddenStateSettings(Frozen):
     parity_rows: Annotated[int, Field(ge=0)] = 4
     world_size: PositiveInt = 1
     rank: Annotated[int, Field(ge=0)] | None = None
+    capture: Literal["separate", "generate"] = "separate"
+    capture_memory_gib: PositiveFloat = 16.0
     vllm: VllmSettings = VllmSettings()
 
     @property
@@ -556,6 +561,22 @@ class HiddenStateSettings(Frozen):
         if self.backend != "vllm" and self.vllm != VllmSettings():
             raise ValueError(f"vllm is for backend vllm: backend is {self.backend}; leave it out")
         return self
+
+    @model_validator(mode="after")
+    def _captured_or_streamed(self) -> Self:
+        if self.capture == "generate" and self.backend != "sglang":
+            raise ValueError(f"capture is generate, by the server that generates, and backend is {self.backend}")
+        if self.capture == "generate" and self.disk_limit_gib is not None:
+            raise ValueError(
+                "capture is generate, which keeps the states of every kept sample, and disk_limit_gib is set, which "
+                "streams them: expected one of the two"
+            )
+        return self
+
+    @property
+    def generated_bytes(self) -> int | None:
+        """Memory of the server for the states of unfinished samples; None where generation captures none."""
+        return int(self.capture_memory_gib * (1 << 30)) if self.capture == "generate" else None
 
 
 class TrainingSettings(Frozen):
