@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 
@@ -119,7 +118,7 @@ def test_states_of_what_is_generated_equal_those_of_the_separate_pass_which_fill
     assert (generated.written, generated.left) == (len(rows), 0), generated.alerts
     files = sorted(edition.states.iterdir())
     assert len(files) == len(rows), "a sample that nobody asked for has a file, or a kept one has none"
-    while_generating = {path.name: read_states(path) for path in files}
+    while_generating = {path.name: (*map(torch.clone, vars(read_states(path)).values()),) for path in files}
 
     edition.merged(rows)
     forecast(generated.request(), edition.events)
@@ -138,9 +137,8 @@ def test_states_of_what_is_generated_equal_those_of_the_separate_pass_which_fill
     capture(generated.request(), edition.events)
     worst = 0.0
     for path in files:
-        separate, mine = read_states(path), while_generating[path.name]
-        assert torch.equal(separate.token_ids, mine.token_ids)
-        difference = (separate.hidden_states - mine.hidden_states).norm() / separate.hidden_states.norm()
+        separate, (token_ids, hidden_states) = read_states(path), while_generating[path.name]
+        assert torch.equal(separate.token_ids, token_ids)
+        difference = (separate.hidden_states - hidden_states).norm() / separate.hidden_states.norm()
         worst = max(worst, float(difference))
     assert worst < 1e-5, worst
-    assert np.isfinite(worst)
