@@ -21,12 +21,13 @@ from aerie.server_commands import app as server
 from aerie.settings.presets import DEFAULT_PRESET
 from aerie.sources_commands import sources
 from aerie.stage_commands import add_to as add_stage_commands
+from aerie.trace_commands import trace
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 database = typer.Typer(no_args_is_help=True, help="Aerie's own database.")
 app.add_typer(database, name="db")
 app.add_typer(profiles, name="profile")
-for command in (plan, validate, show, import_responses, fetch_model, deploy):
+for command in (plan, validate, show, trace, import_responses, fetch_model, deploy):
     app.command()(command)
 app.add_typer(alerts, name="alerts")
 app.add_typer(quarantine, name="quarantine")

@@ -7,7 +7,7 @@ Train rows come first, in shuffled order; validation rows are the tail, because 
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -135,6 +135,22 @@ def iterate_rows(folder: Path) -> Iterator[CorpusRow]:
                 **name,
             )
             row += 1
+
+
+def find_corpus_row(folder: Path, is_it: Callable[[pa.StringArray], int]) -> tuple[Path, CorpusRow] | None:
+    """The first row that ``is_it`` finds, and its shard; ``is_it`` takes the sample ids of a record batch.
+
+    ``is_it`` gives a position in the batch, or -1. The shards are mapped: of the rows before, only their ids are read.
+    """
+    first = 0
+    for path in shard_paths(folder):
+        with pa.memory_map(str(path), "r") as source, pa.ipc.open_stream(source) as reader:
+            for batch in reader:
+                place = is_it(batch.column("sample_id"))
+                if place >= 0:
+                    return path, _row_at(batch, place, first + place)
+                first += len(batch)
+    return None
 
 
 class CorpusRows:

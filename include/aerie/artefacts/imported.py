@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from aerie.artefacts.parquet import iterate_rows, write_rows
+from aerie.artefacts.parquet import find_row, iterate_rows, write_rows
 from aerie.artefacts.prompts import Split
 
 SCHEMA = pa.schema(
@@ -44,3 +44,9 @@ def iterate_imported(path: Path) -> Iterator[ImportedRow]:
     """
     for row in iterate_rows(path, SCHEMA, written_by="import"):
         yield ImportedRow(**row)
+
+
+def find_imported(path: Path, sample_id: str) -> tuple[int, ImportedRow] | None:
+    """A row and its number, without reading the tokens of others; raises as ``iterate_imported`` does."""
+    found = find_row(path, SCHEMA, sample_id, written_by="import")
+    return (found[0], ImportedRow(**found[1])) if found else None

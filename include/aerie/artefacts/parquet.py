@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from aerie.artefacts.files import atomic_path
@@ -94,6 +95,34 @@ def iterate_batches(
             yield from file.iter_batches(batch_size=ROWS_PER_GROUP, columns=columns)
     except pa.ArrowInvalid as error:
         raise BadInput(f"{path}: not a Parquet file, or a damaged one: {error}") from error
+
+
+def find_row(path: Path, schema: pa.Schema, sample_id: str, *, written_by: str) -> tuple[int, dict[str, Any]] | None:
+    """The first row with this ``sample_id`` and its number; of the others only that column is read.
+
+    Raises:
+        BadInput: the file is missing, is not Parquet, or has other columns.
+    """
+    first = 0
+    names = iterate_batches(path, schema, written_by=written_by, columns=["sample_id"])
+    for batch in names:
+        place = pc.index(batch.column("sample_id"), sample_id).as_py()
+        if place >= 0:
+            with open_parquet(path) as file:
+                return first + place, _row(file, first + place)
+        first += batch.num_rows
+    return None
+
+
+def _row(file: pq.ParquetFile, row: int) -> dict[str, Any]:
+    first = 0
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if row < first + rows:
+            found: dict[str, Any] = file.read_row_group(group).slice(row - first, 1).to_pylist()[0]
+            return found
+        first += rows
+    raise IndexError(row)
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from aerie.artefacts.parquet import iterate_batches, iterate_rows, write_rows
+from aerie.artefacts.parquet import find_row, iterate_batches, iterate_rows, write_rows
 
 Split = Literal["train", "validation", "benchmark"]
 
@@ -79,6 +79,12 @@ def iterate_prompt_tokens(path: Path) -> Iterator[PromptTokens]:
         tokens = (array("i", values[start:end].tobytes()) for start, end in pairwise(ends))
         others = (batch.column(name).to_pylist() for name in PromptTokens._fields[:-1])
         yield from map(PromptTokens._make, zip(*others, tokens, strict=True))
+
+
+def find_prompt(path: Path, sample_id: str) -> tuple[int, Prompt] | None:
+    """The prompt of a sample and its row number, without reading the tokens of others; raises as above."""
+    found = find_row(path, SCHEMA, sample_id, written_by="prepare")
+    return (found[0], Prompt(**found[1])) if found else None
 
 
 def read_prompts(path: Path) -> list[Prompt]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from aerie.artefacts.parquet import ROWS_PER_GROUP, RowWriter, iterate_rows, open_parquet, row_writer
+from aerie.artefacts.parquet import ROWS_PER_GROUP, RowWriter, find_row, iterate_rows, open_parquet, row_writer
 from aerie.artefacts.prompts import Split
 from aerie.errors import BadInput
 
@@ -176,6 +176,18 @@ def iterate_verdicts(path: Path) -> Iterator[VerdictRow]:
     """
     for row in iterate_rows(path, VERDICT_SCHEMA, written_by="validate"):
         yield VerdictRow(**{**row, "positions": json.loads(row["positions"])})
+
+
+def find_sample(path: Path, sample_id: str) -> tuple[int, Sample] | None:
+    """A sample and its row number, without reading the tokens of others; raises as ``iterate_samples`` does."""
+    found = find_row(path, SAMPLE_SCHEMA, sample_id, written_by="validate")
+    return (found[0], Sample(**found[1])) if found else None
+
+
+def find_verdict(path: Path, sample_id: str) -> VerdictRow | None:
+    """The verdict on a sample's response; raises as ``iterate_verdicts`` does."""
+    found = find_row(path, VERDICT_SCHEMA, sample_id, written_by="validate")
+    return VerdictRow(**{**found[1], "positions": json.loads(found[1]["positions"])}) if found else None
 
 
 def iterate_sample_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:

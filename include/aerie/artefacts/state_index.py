@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from aerie.artefacts.parquet import iterate_rows, write_rows
+from aerie.artefacts.parquet import find_row, iterate_rows, write_rows
 
 INDEX_FILE = "states.index.parquet"
 SCHEMA = pa.schema(
@@ -81,3 +81,9 @@ def iterate_shard_index(path: Path) -> Iterator[MeasuredState]:
     """
     for row in iterate_rows(path, SHARD_SCHEMA, written_by="capture"):
         yield MeasuredState(**{**row, "rms": tuple(row["rms"])})
+
+
+def find_state(path: Path, sample_id: str) -> IndexedState | None:
+    """The state file of a sample; raises as ``iterate_index`` does."""
+    found = find_row(path, SCHEMA, sample_id, written_by="capture")
+    return IndexedState(**found[1]) if found else None

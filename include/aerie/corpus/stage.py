@@ -1,7 +1,10 @@
 """The stages ``merge`` and ``vocabulary``."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from aerie.artefacts.corpus import (
     DATASET_FOLDER,
@@ -11,6 +14,7 @@ from aerie.artefacts.corpus import (
     write_token_frequencies,
 )
 from aerie.artefacts.draft_vocabulary import write_draft_vocabulary
+from aerie.artefacts.dropped_rows import DROPPED_FILE, write_dropped_rows
 from aerie.artefacts.files import atomic_folder, fingerprint_of
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import (
@@ -26,6 +30,7 @@ from aerie.artefacts.manifest import (
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
 from aerie.corpus.limits import caps_of
 from aerie.corpus.merge import Merge, Merged, Rules, Source
+from aerie.corpus.selection import KEPT, REASONS, Selection
 from aerie.corpus.vocabulary import (
     Coverage,
     CoverageCurve,
@@ -74,6 +79,7 @@ def merge(request: StageRequest, events: Events) -> StageResult:
     with atomic_folder(files.corpus / DATASET_FOLDER) as folder:
         merged = Merge(folder, sources, rules).run()
     frequency_paths = write_token_frequencies(files.corpus, merged.frequencies)
+    dropped_path, dropped_rows = _write_dropped(files.corpus / DROPPED_FILE, sources, merged.selection)
     described = [
         describe_output(files.corpus / DATASET_FOLDER / shard.name, shard.rows, shard.sha256) for shard in merged.shards
     ]
@@ -85,7 +91,11 @@ def merge(request: StageRequest, events: Events) -> StageResult:
         dataset=None,
         fingerprint=fingerprint,
         inputs=inputs,
-        outputs=described + [describe_output(path) for path in (*others, *frequency_paths)],
+        outputs=[
+            *described,
+            *map(describe_output, (*others, *frequency_paths)),
+            describe_output(dropped_path, dropped_rows),
+        ],
         counts={**merged.counts, "seed": rules.seed},
     )
     _report(merged, events)
@@ -141,6 +151,17 @@ def _unchanged_samples(files: EditionFiles, source: Source) -> InputFile:
     if recorded.get(source.samples.name) != described.sha256:
         raise Failed(f"{source.samples} changed after it was validated; validate data set {source.dataset} again")
     return described
+
+
+def _write_dropped(path: Path, sources: list[Source], selection: Selection) -> tuple[Path, int]:
+    dropped = np.flatnonzero(selection.reasons != KEPT)
+    return path, write_dropped_rows(
+        path,
+        keys=selection.rows.keys[dropped],
+        datasets=[sources[number].dataset for number in selection.rows.datasets[dropped]],
+        reasons=[REASONS[reason] for reason in selection.reasons[dropped]],
+        same_as=selection.same_as[dropped],
+    )
 
 
 def _report(merged: Merged, events: Events) -> None:

@@ -47,7 +47,7 @@ class Importer:
             except Unusable as problem:
                 self.tally.skip(row.where, problem)
                 continue
-            content = _content(checked)
+            content = content_of(checked)
             if (key := int(content[:16], 16)) in seen:
                 self.duplicates += 1
                 continue
@@ -85,7 +85,7 @@ class Importer:
             except Unusable:
                 continue  # counted in the other pass
             if checked.source_id is not None:
-                content = _content(checked)[:ID_DIGITS]
+                content = content_of(checked)[:ID_DIGITS]
                 if contents.setdefault(checked.source_id, content) != content:
                     shared.add(checked.source_id)
             self.progress.tick(lambda: (f"compared the ids of {len(contents)} rows", {}))
@@ -102,5 +102,6 @@ class Importer:
         return ImportedRow(identity, conversation_id, split, row.input_ids, row.loss_mask)
 
 
-def _content(row: TokenisedRow) -> str:
+def content_of(row: TokenisedRow) -> str:
+    """Hash of what a row trains: its ids and mask."""
     return fingerprint_of([row.input_ids, row.loss_mask])
