@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aerie.artefacts.response_log import Response
@@ -66,14 +66,15 @@ def open_states(
     if settings.hidden_states.capture == "separate":
         return None
     layers, files = planned_layers(settings), request.files
-    predicted = forecast_generated(request, prompts, layers, mean_response_tokens=mean_response_tokens)
+    written = replace(layers, storage="plain")  # the stage capture makes them smaller
+    predicted = forecast_generated(request, prompts, written, mean_response_tokens=mean_response_tokens)
     events.progress(f"hidden states while generating, at most: {predicted.sum}", bytes=predicted.total_bytes)
     require_fit(predicted)
     bind_states(files, capture_identity(request, layers), discard=False)
     hook_failure_path(files.states).unlink(missing_ok=True)  # of an earlier server
     return StatesFolder(
         path=files.states,
-        layers=layers,
+        layers=written,
         maximum_tokens=settings.corpus.maximum_length,
         free_share=settings.hidden_states.free_share,
     )
