@@ -1,17 +1,22 @@
 """A trainer that hangs. A stand-in prints what speculators prints."""
 
 import os
+import re
 import sys
 import time
 
+import psutil
 import pytest
 
 from aerie.errors import Failed
+from aerie.training import trainer_process
 from aerie.training.trainer_process import run_trainer
 
 STEP = "train/loss=1.5, train/error_records=0, epoch=0, lr=1e-3, global_step={}"
 HANGS = f"""
-import time
+import subprocess, time
+worker = subprocess.Popen(["sh", "-c", "trap '' ABRT; exec sleep 600"])
+print("worker", worker.pid, flush=True)
 def waits_for_a_collective():
     time.sleep(600)
 print({STEP.format(0)!r}, flush=True)
@@ -41,10 +46,14 @@ def trained(script, tmp_path, stall_seconds):
 
 
 @pytest.mark.timeout(120)
-def test_a_trainer_that_makes_no_step_is_ended_and_says_where_it_hangs(tmp_path):
+def test_a_trainer_that_makes_no_step_is_ended_with_its_workers_and_says_where_it_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_process, "ABORT_SECONDS", 1.0)
     with pytest.raises(Failed, match=r"made no step for .*training\.stall_minutes") as raised:
         trained(HANGS, tmp_path, stall_seconds=1.0)
     assert "in waits_for_a_collective" in str(raised.value)
+    worker = re.search(r"worker (\d+)", (tmp_path / "train.log").read_text())
+    assert worker is not None
+    assert not psutil.pid_exists(int(worker[1])) or psutil.Process(int(worker[1])).status() == psutil.STATUS_ZOMBIE
 
 
 def test_every_step_counts_as_progress(tmp_path):

@@ -23,6 +23,7 @@ from aerie.training.trainer_log import Step, parse_step, parse_validation, says_
 # speculators gives up saving its interrupted state after 120 s.
 SAVE_SECONDS = 150.0
 SIGNAL_HEARD_SECONDS = 3.0
+ABORT_SECONDS = 10.0
 POLL_SECONDS = 0.2
 TAIL_LINES = 30
 
@@ -215,9 +216,18 @@ def _follow(
 def _abort(process: subprocess.Popen[bytes]) -> None:
     """End the trainer with all its processes, each of which writes its threads' stacks first (faulthandler)."""
     trainer = psutil.Process(process.pid)
-    for one in [*trainer.children(recursive=True), trainer]:
+    workers = trainer.children(recursive=True)
+    for one in (*workers, trainer):
         with suppress(psutil.NoSuchProcess):
             one.send_signal(signal.SIGABRT)
+    _, left = psutil.wait_procs(workers, timeout=ABORT_SECONDS)
+    for one in left:  # nobody else would end what is left under torchrun
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    try:
+        process.wait(timeout=ABORT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _clean(line: bytes) -> str:
