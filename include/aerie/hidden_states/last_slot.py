@@ -7,6 +7,7 @@ square of 1 at every token, which nothing else has. A slot of a neighbouring lay
 ``aerie.hidden_states.parity``.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_rows
 from aerie.artefacts.layout import EditionFiles
-from aerie.artefacts.state_files import link_path, read_states
+from aerie.artefacts.state_files import read_states
 from aerie.errors import Failed
 from aerie.hidden_states.verifier_ends import HEAD, NORM, read_ends, text_configuration
 
@@ -41,8 +42,13 @@ class LastSlot:
     after_norm: float
 
 
-def measure_last_slot(files: EditionFiles, rows: int, verifier: Path) -> LastSlot:
-    """Read the last slot of some of the corpus' ``rows`` with the head of the checkpoint ``verifier``.
+def spaced_rows(files: EditionFiles, rows: int) -> Iterator[CorpusRow]:
+    """Some of the corpus' ``rows``, evenly spaced."""
+    return islice(iterate_rows(files.corpus / DATASET_FOLDER), 0, None, -(-rows // ROWS))
+
+
+def measure_last_slot(rows: Iterable[CorpusRow], path_of: Callable[[CorpusRow], Path], verifier: Path) -> LastSlot:
+    """Read the last slot of ``rows``, whose files are at ``path_of``, with the head of the checkpoint ``verifier``.
 
     Raises:
         BadInput: the checkpoint has no head or norm that can be read.
@@ -51,9 +57,9 @@ def measure_last_slot(files: EditionFiles, rows: int, verifier: Path) -> LastSlo
     ends = read_ends(verifier, text_configuration(verifier))
     head, norm = ends[HEAD], ends[NORM].float()
     tokens = agreeing = after_norm = 0
-    for row in islice(iterate_rows(files.corpus / DATASET_FOLDER), 0, None, -(-rows // ROWS)):
+    for row in rows:
         targets = torch.from_numpy(_targets(row))
-        last = read_states(link_path(files.hidden_states, row.row)).hidden_states[targets - 1, -1].float()
+        last = read_states(path_of(row)).hidden_states[targets - 1, -1].float()
         # The norm's division does not change which token is first.
         first = ((last * norm).to(head.dtype) @ head.T).argmax(dim=1)
         magnitudes = (last / norm).square().mean(dim=1).sqrt()

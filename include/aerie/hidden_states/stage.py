@@ -19,6 +19,7 @@ from aerie.hidden_states.forecast import EXPECTED, CaptureRate, Forecast, foreca
 from aerie.hidden_states.identity import bind_states, capture_identity
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import Parity, compare_with_transformers
+from aerie.hidden_states.proof import prove
 from aerie.hidden_states.record import CaptureProgress
 from aerie.hidden_states.shards import iterate_own, merged, rows_of_rank
 from aerie.hidden_states.streaming import window_bytes
@@ -119,7 +120,8 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     """Capture the hidden states of every corpus row, check each, and link them by row.
 
     State files that are there and good are kept; what is missing or wrong is captured. A rank captures its own rows
-    and leaves their index; without a rank, the indexes of all are taken together.
+    and leaves their index; without a rank, the indexes of all are taken together. For a corpus that
+    exceeds ``hidden_states.disk_limit_gib`` the capture is proved on a sample (``aerie.hidden_states.proof``).
 
     Raises:
         BadInput: there is no forecast for these layers, a row is longer than the server's context, or a rank has not
@@ -131,6 +133,16 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     corpus, inputs = read_corpus(files)
     layers = resolve_layers(request.settings)
     _require_forecast(request, layers)
+    window = window_bytes(request.settings, layers, tokens=corpus.counts["tokens"], rows=corpus.counts["rows"])
+    if window is not None:
+        if request.settings.hidden_states.rank is not None:
+            raise BadInput(
+                "hidden_states.rank is set, but the states of this corpus exceed hidden_states.disk_limit_gib and are "
+                "streamed while training: no rank captures a part of them; leave one of the two out"
+            )
+        _require_context(request, corpus)
+        require_fit(_forecast(request, corpus, layers))
+        return prove(request, corpus, inputs, layers, events, limit_bytes=window)
     identity = capture_identity(request, layers)
     fingerprint = fingerprint_of({"corpus": corpus.counts["corpus_fingerprint"], **identity})
     if request.settings.hidden_states.rank is not None:

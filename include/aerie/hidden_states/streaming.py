@@ -34,12 +34,24 @@ def window_bytes(settings: PipelineSettings, layers: CapturedLayers, *, tokens: 
     """Bytes that the states may take when this corpus is streamed; None when all of them are kept on the disk.
 
     Raises:
-        BadInput: the limit cannot hold what the trainer asks for at once; the message holds the sum.
+        BadInput: the limit cannot hold what the trainer asks for at once, with the sum; or the back end cannot stream.
     """
     limit = disk_limit_bytes(settings)
     everything = tokens * (layers.bytes_per_token + TOKEN_ID_BYTES) + rows * FILE_OVERHEAD_BYTES
     if limit is None or everything <= limit:
         return None
+    backend = settings.hidden_states.backend
+    if backend != "sglang":
+        raise BadInput(
+            f"hidden_states.disk_limit_gib {settings.hidden_states.disk_limit_gib:g} is less than all states take, "
+            f"{everything / GIB:.3g} GiB, but only the back end sglang streams them; hidden_states.backend is {backend}"
+        )
+    if layers.storage != "plain":
+        raise BadInput(
+            f"hidden_states.disk_limit_gib {settings.hidden_states.disk_limit_gib:g} is less than all states take, "
+            f"{everything / GIB:.3g} GiB, but states that are streamed are stored plain; hidden_states.storage is "
+            f"{layers.storage}, which spares nothing that is not kept"
+        )
     training = settings.training
     step = training.processes * file_bytes(training.sequence_length, layers)
     if limit < 2 * step:

@@ -6,8 +6,11 @@ Both go into the manifest too, for whoever asks later why a drafter is bad.
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from aerie.artefacts.manifest import Manifest
+from aerie.artefacts.state_files import link_path
 from aerie.corpus.boundaries import Boundaries, judge_corpus, require_boundaries
-from aerie.hidden_states.last_slot import LastSlot, measure_last_slot, require_last_slot
+from aerie.hidden_states.last_slot import LastSlot, measure_last_slot, require_last_slot, spaced_rows
+from aerie.hidden_states.proof import is_streamed
 from aerie.stages import Events, StageRequest
 
 
@@ -24,8 +27,8 @@ class Evidence:
         return {"boundaries": asdict(self.boundaries), "last_slot": asdict(self.last_slot)}
 
 
-def look_again(request: StageRequest, rows: int, events: Events) -> Evidence:
-    """Look at some of the corpus' ``rows`` and their states.
+def look_again(request: StageRequest, rows: int, captured: Manifest, events: Events) -> Evidence:
+    """Look at some of the corpus' ``rows`` and their states; of streamed ones at what ``captured`` says of its sample.
 
     Raises:
         BadInput: the verifier's head or tokens cannot be read.
@@ -35,7 +38,12 @@ def look_again(request: StageRequest, rows: int, events: Events) -> Evidence:
     files, settings = request.files, request.settings
     boundaries = judge_corpus(files, settings)
     require_boundaries(boundaries, files.corpus)
-    last_slot = measure_last_slot(files, rows, settings.verifier.path)
+    if is_streamed(captured):
+        last_slot = LastSlot(**captured.counts["last_slot"])
+    else:
+        last_slot = measure_last_slot(
+            spaced_rows(files, rows), lambda row: link_path(files.hidden_states, row.row), settings.verifier.path
+        )
     require_last_slot(last_slot, files.hidden_states)
     events.progress(
         f"{boundaries.rows} rows stand at their boundary; the verifier's head names {last_slot.agreement:.1%} of "

@@ -33,6 +33,7 @@ from aerie.errors import BadInput, Failed, Retryable
 from aerie.hidden_states.checkpoint import checkpoint_fingerprint
 from aerie.hidden_states.identity import read_identity
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
+from aerie.hidden_states.proof import is_streamed
 from aerie.hidden_states.verify import verify
 from aerie.serving.client import require_unused
 from aerie.stages import Events, StageRequest, StageResult
@@ -60,6 +61,9 @@ from aerie.training.export import (
 from aerie.training.model_card import model_card
 from aerie.training.publishing import describe_drafter
 from aerie.training.record import record_of, verifier_model_type, versions
+from aerie.training.stream_order import VALIDATION_SEED, StreamOrder
+from aerie.training.streamed_run import StreamedTraining, streamed_states, trainer_gpus, visible_gpus
+from aerie.training.streaming import StreamedSoFar
 from aerie.training.trainer_log import Step
 from aerie.training.trainer_process import TrainerReport, exclusive, run_trainer
 from aerie.training.verifier_stub import write_verifier_stub
@@ -81,9 +85,10 @@ class Prepared:
     """What ``train`` established before it starts: where everything is, and what the result will answer to."""
 
     corpus: Manifest
+    captured: Manifest
     layers: CapturedLayers
     trainer: TrainerInputs
-    batches: BatchPlan
+    order: StreamOrder
     inputs: list[InputFile]
     fingerprint: str
     verifier_fingerprint: str
@@ -108,26 +113,28 @@ def train(request: StageRequest, events: Events) -> StageResult:
     if answer is not None:
         events.progress(f"nothing to do: checkpoint {answer.counts['checkpoint']} answers these hidden states")
         return StageResult(stage="train", reused=True, manifest=answer)
-    states = verify(request.files, prepared.layers)
-    events.progress(f"verified the hidden states of {states.rows} rows, {states.tokens} tokens, {states.bytes} bytes")
-    evidence = look_again(request, prepared.corpus.counts["rows"], events)
+    verify_states(request, prepared, events)
+    evidence = look_again(request, prepared.corpus.counts["rows"], prepared.captured, events)
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    if request.settings.serving.backend == "local" and request.settings.serving.device == "cuda":
+    local_gpus = request.settings.serving.backend == "local" and request.settings.serving.device == "cuda"
+    if local_gpus and not prepared.trainer.streamed:
         require_unused(request.server_folder, by=request.run_id)
     with exclusive(folder.with_name(f".{folder.name}.{LOCK_FILE}")) as lock:
         manifest_path.unlink(missing_ok=True)
         begin_or_continue(prepared, events, force=request.force)
         resumed_from = resume_point(prepared, events)
         configure(request, prepared)
+        streamed = None
         if not is_finished(prepared.trainer.checkpoints, request.settings.training.epochs):
-            run(request, prepared, events, lock)
+            streamed = run(request, prepared, events, lock)
     manifest = write_train_manifest(
         request,
         prepared,
         seconds=time.monotonic() - started,
         resumed_from_step=resumed_from,
         evidence=evidence,
+        streamed=streamed,
     )
     counts = manifest.counts
     events.progress(
@@ -135,6 +142,20 @@ def train(request: StageRequest, events: Events) -> StageResult:
         f"{counts['first_loss']:.3f} to {counts['last_loss']:.3f}, validation {counts['validation']}"
     )
     return StageResult(stage="train", reused=False, manifest=manifest)
+
+
+def verify_states(request: StageRequest, prepared: Prepared, events: Events) -> None:
+    """Verify the state files; streamed ones were proved on a sample, and are checked one by one as they are captured.
+
+    Raises:
+        Failed: naming the files that are wrong.
+    """
+    if prepared.trainer.streamed:
+        proved = prepared.captured.counts["files"]
+        events.progress(f"hidden states are streamed: proved on {proved} rows, checked one by one as they are captured")
+        return
+    states = verify(request.files, prepared.layers)
+    events.progress(f"verified the hidden states of {states.rows} rows, {states.tokens} tokens, {states.bytes} bytes")
 
 
 def prepare_training(request: StageRequest) -> Prepared:
@@ -154,8 +175,10 @@ def prepare_training(request: StageRequest) -> Prepared:
     require_same_capture(captured, corpus_fingerprint=corpus_fingerprint, layers=layers)
     verifier_fingerprint = require_same_verifier(read_identity(files.hidden_states), settings.verifier.path)
     require_whole_rows(corpus, settings.training.sequence_length)
-    lengths = training_lengths(files.corpus / DATASET_FOLDER)
-    inputs = [*corpus_files, *(describe_input(path) for path in (d2t, t2d, files.hidden_states / INDEX_FILE))]
+    lengths, validation_lengths = row_lengths(files.corpus / DATASET_FOLDER)
+    streamed = is_streamed(captured)
+    read = (d2t, t2d) if streamed else (d2t, t2d, files.hidden_states / INDEX_FILE)
+    inputs = [*corpus_files, *map(describe_input, read)]
     folder = files.training.resolve()
     trainer = TrainerInputs(
         verifier_stub=folder / "verifier",
@@ -168,13 +191,14 @@ def prepare_training(request: StageRequest) -> Prepared:
         train_rows=len(lengths),
         rows=corpus.counts["rows"],
         folder=folder,
+        streamed=streamed,
         fp8=layers.storage == "fp8",
     )
-    batches = BatchPlan(
-        lengths=lengths,
-        sequence_length=settings.training.sequence_length,
-        processes=settings.training.processes,
-        seed=settings.training.seed,
+    sequence_length, processes = settings.training.sequence_length, settings.training.processes
+    order = StreamOrder(
+        train=BatchPlan(lengths, sequence_length, processes, settings.training.seed),
+        validation=BatchPlan(validation_lengths, sequence_length, processes, VALIDATION_SEED),
+        epochs=settings.training.epochs,
     )
     fingerprint = fingerprint_of(
         {
@@ -184,7 +208,7 @@ def prepare_training(request: StageRequest) -> Prepared:
             "vocabulary_size": vocabulary.size,
         }
     )
-    return Prepared(corpus, layers, trainer, batches, inputs, fingerprint, verifier_fingerprint)
+    return Prepared(corpus, captured, layers, trainer, order, inputs, fingerprint, verifier_fingerprint)
 
 
 def require_same_verifier(identity: Mapping[str, Any] | None, verifier: Path) -> str:
@@ -255,23 +279,23 @@ def require_whole_rows(corpus: Manifest, sequence_length: int) -> None:
         )
 
 
-def training_lengths(dataset: Path) -> list[int]:
-    """Lengths in tokens of the training rows, which are the first.
+def row_lengths(dataset: Path) -> tuple[list[int], list[int]]:
+    """Lengths in tokens of the training rows, which are the first, and of the validation rows behind them.
 
     Raises:
         Failed: a training row comes after a validation row, where the trainer would validate on it.
     """
-    lengths: list[int] = []
-    ended = False
+    training: list[int] = []
+    validation: list[int] = []
     for batch in iterate_batches(dataset):
         for split, length in zip(batch["split"].to_pylist(), batch["seq_len"].to_pylist(), strict=True):
             if split != "train":
-                ended = True
-            elif ended:
-                raise Failed(f"{dataset}: row {len(lengths)} is for training but follows validation rows; merge again")
+                validation.append(length)
+            elif validation:
+                raise Failed(f"{dataset}: row {len(training)} is for training but follows validation rows; merge again")
             else:
-                lengths.append(length)
-    return lengths
+                training.append(length)
+    return training, validation
 
 
 def begin_or_continue(prepared: Prepared, events: Events, *, force: bool) -> None:
@@ -293,7 +317,7 @@ def resume_point(prepared: Prepared, events: Events) -> int:
     for name in remove_cut_off(checkpoints):
         events.progress(f"checkpoint {name} was cut off while it was written: removed")
     interrupted = (checkpoints / INTERRUPTED).exists()
-    adopted = adopt_interrupted(checkpoints, prepared.batches)
+    adopted = adopt_interrupted(checkpoints, prepared.order.train)
     if interrupted and adopted is None:
         events.progress("the interrupted run's state holds nothing newer than the last checkpoint: removed")
     latest = latest_progress(checkpoints)
@@ -334,24 +358,55 @@ def write_untrained(config: TrainConfig, folder: Path) -> None:
     gc.collect()
 
 
-def run(request: StageRequest, prepared: Prepared, events: Events, lock: int) -> None:
-    """Run the trainer until the last epoch's checkpoint is there.
+def run(request: StageRequest, prepared: Prepared, events: Events, lock: int) -> StreamedSoFar | None:
+    """Run the trainer until the last epoch's checkpoint is there, with states streamed to it where they are not kept.
+
+    Returns:
+        What was streamed; None where the states are kept.
 
     Raises:
         Failed, Retryable: as ``train``.
     """
+    trainer, streamed = prepared.trainer, None
+    if not trainer.streamed:
+        report = run_on(request, prepared, events, lock, gpus=None)
+    else:
+        gpus = trainer_gpus(request, visible=visible_gpus())
+        training = StreamedTraining(
+            corpus=prepared.corpus,
+            captured=prepared.captured,
+            layers=prepared.layers,
+            order=prepared.order,
+            after=latest_progress(trainer.checkpoints),
+        )
+        with streamed_states(request, training, events) as stream:
+            report = run_on(request, prepared, events, lock, gpus=gpus)
+            if stream.failure is not None:
+                raise stream.failure
+        streamed = stream.so_far
+    require_success(report, trainer, epochs=request.settings.training.epochs)
+    return streamed
+
+
+def run_on(request: StageRequest, prepared: Prepared, events: Events, lock: int, *, gpus: str | None) -> TrainerReport:
+    """Run the trainer once, on ``gpus`` alone if given, and return what it said.
+
+    Raises:
+        Failed: a step says that what it trains on is wrong; what the trainer saved then is removed.
+        Retryable: this process was told to end.
+    """
     settings, trainer = request.settings.training, prepared.trainer
-    accelerated = torch.accelerator.is_available()
     progress = Progress(request, prepared, events)
     try:
-        report = run_trainer(
-            trainer_command(settings, trainer, accelerated=accelerated),
+        return run_trainer(
+            trainer_command(settings, trainer, accelerated=torch.accelerator.is_available()),
             log=trainer.folder / LOG_FILE,
             lock=lock,
             on_step=progress.step,
             on_validation=progress.validation,
             # A streamed training waits for the capture, which gives up by itself.
             stall_seconds=None if trainer.streamed else settings.stall_minutes * 60,
+            gpus=gpus,
         )
     except Failed:
         # What the trainer saved while it was ended has learned from the fault.
@@ -359,7 +414,6 @@ def run(request: StageRequest, prepared: Prepared, events: Events, lock: int) ->
         raise
     finally:
         progress.close()
-    require_success(report, trainer, epochs=settings.epochs)
 
 
 def require_success(report: TrainerReport, trainer: TrainerInputs, *, epochs: int) -> None:
@@ -387,7 +441,7 @@ class Progress:
     def __init__(self, request: StageRequest, prepared: Prepared, events: Events) -> None:
         self._events = events
         self._epochs = request.settings.training.epochs
-        self._of_steps = prepared.batches.steps(0) * self._epochs
+        self._of_steps = prepared.order.train.steps(0) * self._epochs
         self._every = request.settings.generation.progress_seconds
         self._reported = 0.0
         self._last: Step | None = None
@@ -448,7 +502,13 @@ def estimated_acceptance_length(metrics: dict[str, float]) -> float:
 
 
 def write_train_manifest(
-    request: StageRequest, prepared: Prepared, *, seconds: float, resumed_from_step: int, evidence: Evidence
+    request: StageRequest,
+    prepared: Prepared,
+    *,
+    seconds: float,
+    resumed_from_step: int,
+    evidence: Evidence,
+    streamed: StreamedSoFar | None,
 ) -> Manifest:
     """Describe the best checkpoint."""
     trainer, settings = prepared.trainer, request.settings.training
@@ -479,6 +539,7 @@ def write_train_manifest(
             "corpus_fingerprint": prepared.corpus.counts["corpus_fingerprint"],
             **evidence.counts,
             "verifier_fingerprint": prepared.verifier_fingerprint,
+            "streamed": vars(streamed) if streamed else None,
             "versions": versions(),
         },
     )

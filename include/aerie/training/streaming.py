@@ -23,8 +23,8 @@ from aerie.artefacts.state_stream import (
 from aerie.errors import Failed
 from aerie.hidden_states.check import CheckedState
 from aerie.hidden_states.layers import CapturedLayers
+from aerie.hidden_states.magnitudes import MAGNITUDE_BAND
 from aerie.hidden_states.streaming import file_bytes
-from aerie.hidden_states.verify import MAGNITUDE_BAND
 from aerie.processes import ProcessIdentity
 from aerie.training.checkpoints import Progress
 from aerie.training.stream_order import StreamOrder, chunks

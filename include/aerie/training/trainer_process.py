@@ -83,8 +83,9 @@ def run_trainer(
     on_step: Callable[[Step], None],
     on_validation: Callable[[dict[str, float]], None],
     stall_seconds: float | None = None,
+    gpus: str | None = None,
 ) -> TrainerReport:
-    """Run the trainer to its end and return what it said.
+    """Run the trainer to its end, on ``gpus`` alone (``CUDA_VISIBLE_DEVICES``) if given, and return what it said.
 
     It writes to ``log`` itself, and not through a pipe: one that breaks, because this process was killed, would end it
     before it has saved its state. A SIGTERM to this process is passed on to it.
@@ -105,6 +106,8 @@ def run_trainer(
         "PYTHONPATH": _module_path(),
         "PYTHONUNBUFFERED": "1",
     }
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus
     log.parent.mkdir(parents=True, exist_ok=True)
     with _Termination() as termination, log.open("ab") as output:
         begins_at = output.tell()
