@@ -36,9 +36,9 @@ from tests.sabotage.pipeline import (
     stripped_reasoning,
 )
 
-from aerie.artefacts.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
-from aerie.artefacts.files import fingerprint_of
+from aerie.artefacts.corpus import read_token_counts
 from aerie.artefacts.manifest import read_manifest
+from aerie.corpus import stage as corpus_stage
 from aerie.errors import AerieError
 from aerie.serving import client
 from aerie.settings.machine import PROJECT_ROOT, python_of
@@ -47,6 +47,8 @@ from aerie.training import stage as training
 
 CLOSE = "</think>"
 OTHER_VOCABULARY = "B8_sweagent"
+NEW_TOKENS = 120
+CONCURRENCY = 8
 MESSAGE = 160
 
 
@@ -71,7 +73,7 @@ class Outcome:
     caught_by: str = "nothing"
     promised: float | None = None
     served: float | None = None
-    gate: str = ""
+    gates: str = ""
     suspects: str = ""
     seconds: float = 0.0
 
@@ -93,19 +95,18 @@ def sabotages(close_id: int) -> list[Sabotage]:
         Sabotage("layers captured at i+1 as i", states=one_layer_later),
         Sabotage("layers captured at i, exported as i+1", meddled=exported_one_layer_later, past=layers),
         Sabotage("states after the final norm", states=after_the_norm, past=last_slot),
-        Sabotage("stale vocabulary", stale_vocabulary=True, past=any_vocabulary),
+        Sabotage("stale vocabulary", stale_vocabulary=True),
     ]
 
 
 @contextmanager
-def any_vocabulary() -> Iterator[None]:
-    """Take a vocabulary for that of any corpus."""
+def counted_of(dataset: str) -> Iterator[None]:
+    """Have the vocabulary chosen from the tokens of one data set alone."""
 
-    def read(folder: Path, **_: str) -> DraftVocabulary:
-        told = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
-        return read_draft_vocabulary(folder, corpus_fingerprint=told["corpus_fingerprint"])
+    def read(folder: Path) -> dict[str, dict[int, int]]:
+        return {dataset: read_token_counts(folder)[dataset]}
 
-    with mock.patch.object(training, "read_draft_vocabulary", read):
+    with mock.patch.object(corpus_stage, "read_token_counts", read):
         yield
 
 
@@ -115,14 +116,21 @@ def copied(source: Path, pipeline: Pipeline) -> None:
     shutil.copytree(source / "datasets", pipeline.files.folder / "datasets")
 
 
-def prepare(pipeline: Pipeline, sabotage: Sabotage, stale: Path) -> None:
+def prepare(pipeline: Pipeline, sabotage: Sabotage) -> None:
     """Run the stages up to ``capture`` with the sabotage in them."""
     if sabotage.rows is not None:
         pipeline.change_samples(sabotage.rows)
-    pipeline.merge()
     if sabotage.stale_vocabulary:
+        seed = pipeline.settings.seed
+        pipeline.settings = pipeline.settings.model_copy(update={"seed": seed + 1})
+        pipeline.merge()
+        stale = pipeline.files.vocabulary.rename(pipeline.files.vocabulary.with_name("stale"))
+        pipeline.settings = pipeline.settings.model_copy(update={"seed": seed})
+        pipeline.merge()
         shutil.rmtree(pipeline.files.vocabulary)
-        shutil.copytree(stale, pipeline.files.vocabulary)
+        stale.rename(pipeline.files.vocabulary)
+    else:
+        pipeline.merge()
     pipeline.write_states(sabotage.states)
 
 
@@ -149,30 +157,28 @@ def settings_without_parity(settings: PipelineSettings) -> PipelineSettings:
     return settings.model_copy(update={"hidden_states": states})
 
 
-def serve(pipeline: Pipeline, without: Path) -> tuple[float, str, list[str]]:
-    """Benchmark the exported drafter: acceptance length, what the gates said, and the causes that are suspected."""
+def serve(pipeline: Pipeline, plain: Path) -> dict[str, Any]:
+    """Results of the benchmark of the exported drafter; measurements ``plain`` of the verifier alone are kept."""
     benchmark = pipeline.files.benchmark
     benchmark.mkdir(parents=True, exist_ok=True)
-    if without.is_file():
-        shutil.copy(without, benchmark / without.name)
+    plain.mkdir(parents=True, exist_ok=True)
+    for path in plain.iterdir():
+        shutil.copy(path, benchmark)
     request, events = pipeline.folder / "request.json", pipeline.folder / "benchmark.jsonl"
     request.write_text(pipeline.request().model_dump_json(), encoding="utf-8")
-    events.unlink(missing_ok=True)
     arguments = ("--request", request, "--result", pipeline.folder / "result.json", "--events", events)
     ended = subprocess.run(
         [python_of("airflow"), "-m", "aerie", "stage", "benchmark", *arguments],
         env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT / "include")},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if not without.is_file():
-        shutil.copy(benchmark / without.name, without)
     results = benchmark / "results.json"
     if not results.is_file():
         raise SystemExit(f"the benchmark of {pipeline.edition} wrote no results:\n{ended.stderr[-3000:]}")
-    errors = [told["message"] for told in map(json.loads, events.read_text().splitlines()) if told["type"] == "error"]
-    said = errors[-1] if errors else "passed"
-    suspects = [line.removeprefix("- suspect: ") for line in said.splitlines() if line.startswith("- suspect: ")]
-    return json.loads(results.read_text())["acceptance_length"], said.splitlines()[0], suspects
+    for path in benchmark.glob("without*"):
+        shutil.copy(path, plain)
+    answer: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
+    return answer
 
 
 def run(sabotage: Sabotage, arguments: argparse.Namespace, settings: PipelineSettings, seed: int) -> Outcome:
@@ -182,53 +188,43 @@ def run(sabotage: Sabotage, arguments: argparse.Namespace, settings: PipelineSet
     settings = settings.model_copy(update={"training": training_settings})
     name = "".join(c if c.isalnum() else "_" for c in f"{sabotage.name}_{seed}".lower())
     pipeline = Pipeline(arguments.folder, settings, name)
-    source, stale = arguments.data / "editions" / arguments.edition, arguments.folder / "stale_vocabulary"
-    copied(source, pipeline)
-    prepare(pipeline, sabotage, stale)
+    copied(arguments.data / "editions" / arguments.edition, pipeline)
+    prepare(pipeline, sabotage)
     outcome = Outcome(sabotage.name, seed)
     with sabotage.meddled():
         if sabotage.name != "none":
             outcome.caught_by = stopped(pipeline)
             pipeline.settings = settings_without_parity(settings)
+        if sabotage.stale_vocabulary:
+            with counted_of(OTHER_VOCABULARY):
+                pipeline.run(corpus_stage.vocabulary)
         with sabotage.past():
             pipeline.capture()
             trained = pipeline.train().manifest
             pipeline.export()
     if trained is not None and trained.counts["validation"]:
         outcome.promised = trained.counts["validation"]["estimated_acceptance_length"]
-    key = fingerprint_of([settings.benchmark.model_dump(mode="json")])[:12]
-    outcome.served, outcome.gate, suspects = serve(pipeline, arguments.folder / f"without-{key}" / "without.json")
-    outcome.suspects = "; ".join(suspects)
+    results = serve(pipeline, arguments.folder / "plain")
+    outcome.served = results["acceptance_length"]
+    outcome.gates = ", ".join(gate["gate"] for gate in results["gates"] if gate["verdict"] == "failed")
+    outcome.suspects = ", ".join(cause["cause"] for cause in results["checklist"] if cause["verdict"] == "suspect")
     outcome.seconds = time.monotonic() - began
     return outcome
 
 
-def write_stale_vocabulary(arguments: argparse.Namespace, settings: PipelineSettings) -> None:
-    """The draft vocabulary of an earlier corpus: one data set only."""
-    smaller = settings.model_copy(
-        update={
-            "datasets": {OTHER_VOCABULARY: settings.dataset(OTHER_VOCABULARY)},
-            "vocabulary": settings.vocabulary.model_copy(update={"minimum_coverage": 0.0}),
-        }
-    )
-    pipeline = Pipeline(arguments.folder, smaller, "earlier")
-    copied(arguments.data / "editions" / arguments.edition, pipeline)
-    pipeline.merge()
-    shutil.copytree(pipeline.files.vocabulary, arguments.folder / "stale_vocabulary", dirs_exist_ok=True)
-
-
 def table(outcomes: Sequence[Outcome]) -> str:
     """Outcomes as a Markdown table."""
-    lines = [
-        "| sabotage | seed | caught before training by | validation promised | served | the benchmark suspects |",
-        "|---|---|---|---|---|---|",
-    ]
-    for one in outcomes:
-        promised = "-" if one.promised is None else f"{one.promised:.2f}"
-        served = "-" if one.served is None else f"{one.served:.2f}"
-        caught = one.caught_by if len(one.caught_by) <= MESSAGE else one.caught_by[:MESSAGE] + " ..."
-        lines.append(f"| {one.name} | {one.seed} | {caught} | {promised} | {served} | {one.suspects or '-'} |")
-    return "\n".join(lines)
+    heading = ("sabotage", "seed", "stopped before training by", "validation promised", "served", "gates that failed",
+               "what the checklist suspects")  # fmt: skip
+    rows = [heading, ("---",) * len(heading), *map(cells, outcomes)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def cells(one: Outcome) -> tuple[str, ...]:
+    """An outcome as cells of the table."""
+    promised, served = ("-" if figure is None else f"{figure:.2f}" for figure in (one.promised, one.served))
+    caught = one.caught_by if len(one.caught_by) <= MESSAGE else one.caught_by[:MESSAGE] + " ..."
+    return one.name, str(one.seed), caught, promised, served, one.gates or "-", one.suspects or "-"
 
 
 def parsed() -> argparse.Namespace:
@@ -253,13 +249,16 @@ def main() -> None:
     asked = {
         "compare_untrained": False,
         "minimum_acceptance_length": arguments.threshold,
+        "minimum_share_of_production": 0,
         "prompts_per_dataset": arguments.prompts,
+        "max_new_tokens": NEW_TOKENS,
+        "concurrency": (CONCURRENCY,),
+        "sweep": (),
     }
     states = settings.hidden_states.model_copy(update={"backend": "transformers"})
     settings = settings.model_copy(
         update={"benchmark": settings.benchmark.model_copy(update=asked), "hidden_states": states}
     )
-    write_stale_vocabulary(arguments, settings)
     source = arguments.data / "editions" / arguments.edition / "vocabulary.manifest.json"
     close_id = read_manifest(source).counts["forced"][CLOSE]
     outcomes = []
