@@ -38,14 +38,18 @@ class Circumstances:
 
     ``captured_layers`` are of the capture, ``exported_layer_ids`` what the export made of them, ``served_layer_ids``
     those in the configuration that the server loads. ``parity`` is the capture's comparison with transformers, None
-    where there was none. ``coverage`` is the share of the verifier's outputs here that the draft vocabulary holds, and
-    ``minimum_coverage`` what the vocabulary was to have. ``window`` is the server's draft window.
+    where there was none. ``last_slot`` and ``rows`` are what training looked at before it began: what the verifier's
+    head makes of the last layer's states, and rows judged again; None where it did not look. ``coverage`` is the share
+    of the verifier's outputs here that the draft vocabulary holds, and ``minimum_coverage`` what the vocabulary was to
+    have. ``window`` is the server's draft window.
     """
 
     captured_layers: Sequence[int]
     exported_layer_ids: Sequence[int]
     served_layer_ids: Sequence[int]
     parity: Mapping[str, Any] | None
+    last_slot: Mapping[str, Any] | None
+    rows: Mapping[str, Any] | None
     coverage: float
     minimum_coverage: float
     algorithm: str | None
@@ -91,7 +95,14 @@ def _layers(known: Circumstances) -> tuple[Verdict, str]:
 
 def _norm(known: Circumstances) -> tuple[Verdict, str]:
     verdict, compared = _parity(known)
-    return verdict, f"the last stored state must be before the final norm; {compared}"
+    said = f"the last stored state must be the verifier's own, before the final norm; {compared}"
+    found = known.last_slot
+    if found is None:
+        return verdict, said
+    if found["problem"] is not None:
+        return "suspect", f"{said}; {found['problem']}"
+    read = f"the verifier's head names {found['agreement']:.0%} of {found['tokens']} response tokens from it"
+    return "ok" if verdict == "not known" else verdict, f"{said}; {read}"
 
 
 def _parity(known: Circumstances) -> tuple[Verdict, str]:
@@ -117,7 +128,7 @@ def _algorithm(known: Circumstances) -> tuple[Verdict, str]:
 
 
 def _boundary(known: Circumstances) -> tuple[Verdict, str]:
-    findings = [*_promise(known), *_data(known)]
+    findings = [*_promise(known), *_rows(known), *_data(known)]
     verdicts = {verdict for verdict, _ in findings}
     if not findings:
         return "not known", "no validation to compare with, and no boundary of one token to look for in the data"
@@ -134,6 +145,16 @@ def _promise(known: Circumstances) -> Iterator[tuple[Verdict, str]]:
         yield "suspect", f"{said}: rows broken alike in training and validation show only here"
     else:
         yield "ok", said
+
+
+def _rows(known: Circumstances) -> Iterator[tuple[Verdict, str]]:
+    found = known.rows
+    if found is None:
+        return
+    if found["problem"] is not None:
+        yield "suspect", found["problem"]
+    else:
+        yield "ok", f"{found['rows']} training rows judged again break no rule"
 
 
 def _data(known: Circumstances) -> Iterator[tuple[Verdict, str]]:

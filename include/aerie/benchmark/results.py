@@ -170,6 +170,8 @@ def circumstances(bench: Bench, measured: Measured, estimate: Estimate | None, *
         exported_layer_ids=counts["serving_layer_ids"],
         served_layer_ids=configuration["eagle_config"]["eagle_aux_hidden_state_layer_ids"],
         parity=read_manifest(files.manifest("capture")).counts["parity"],
+        last_slot=counts.get("last_slot"),
+        rows=counts.get("boundaries"),
         coverage=float(vocabulary.t2d[output_tokens(own)].mean()),
         minimum_coverage=settings.vocabulary.minimum_coverage,
         algorithm=facts.speculative_algorithm,

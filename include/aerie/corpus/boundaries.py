@@ -38,6 +38,19 @@ class Boundaries:
     broken: Mapping[str, int]
     first: str | None
 
+    @property
+    def problem(self) -> str | None:
+        """What is wrong, and what the commonest reason means; None where nothing is."""
+        if not self.broken:
+            return None
+        commonest = next(iter(self.broken))
+        counted = ", ".join(f"{name} {rows}" for name, rows in self.broken.items())
+        why = WHY_CLOSED if commonest == REASONING_CLOSED else RULES[commonest].rationale
+        return (
+            f"of {self.rows} rows judged again, some break the boundary of prompt and response: {counted}; first "
+            f"{self.first}. {commonest}: {why}"
+        )
+
 
 def judge_corpus(files: EditionFiles, settings: PipelineSettings) -> Boundaries:
     """Judge the first rows of each data set once more; the corpus is shuffled, so that they are a fair sample."""
@@ -63,16 +76,11 @@ def require_boundaries(found: Boundaries, corpus: Path) -> None:
     Raises:
         Failed: with the reasons, and what the commonest of them means.
     """
-    if not found.broken:
-        return
-    commonest = next(iter(found.broken))
-    counted = ", ".join(f"{name} {rows}" for name, rows in found.broken.items())
-    why = WHY_CLOSED if commonest == REASONING_CLOSED else RULES[commonest].rationale
-    raise Failed(
-        f"{corpus}: of {found.rows} rows judged again, some break the boundary of prompt and response: {counted}; "
-        f"first {found.first}. {commonest}: {why} Validate the data sets again, then merge with --force; what passes "
-        "there and not here is broken by whatever writes the corpus"
-    )
+    if found.problem is not None:
+        raise Failed(
+            f"{corpus}: {found.problem} Validate the data sets again, then merge with --force; what passes there and "
+            "not here is broken by whatever writes the corpus"
+        )
 
 
 @dataclass(frozen=True)

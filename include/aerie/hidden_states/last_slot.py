@@ -41,6 +41,22 @@ class LastSlot:
     agreement: float
     after_norm: float
 
+    @property
+    def problem(self) -> str | None:
+        """Why these are not the verifier's states before the norm, None where they are."""
+        if self.after_norm > MAXIMUM_AFTER_NORM:
+            return (
+                f"the last layer's states were captured after the final norm: {self.after_norm:.0%} of {self.tokens} "
+                "have exactly its magnitude, and a server hands over those before it"
+            )
+        if self.agreement < MINIMUM_AGREEMENT:
+            return (
+                f"the verifier's head, on the last layer's states, names {self.agreement:.1%} of {self.tokens} "
+                f"response tokens first, where its own states name most (at least {MINIMUM_AGREEMENT:.0%} expected): "
+                "these are another model's states, or of other positions"
+            )
+        return None
+
 
 def spaced_rows(files: EditionFiles, rows: int) -> Iterator[CorpusRow]:
     """Some of the corpus' ``rows``, evenly spaced."""
@@ -81,15 +97,5 @@ def require_last_slot(found: LastSlot, folder: Path) -> None:
     Raises:
         Failed: they were taken after the norm, or are another model's or of other positions.
     """
-    if found.after_norm > MAXIMUM_AFTER_NORM:
-        raise Failed(
-            f"{folder}: the last layer's states were captured after the final norm ({found.after_norm:.0%} of "
-            f"{found.tokens} have exactly its magnitude): a drafter trained on them is served with states before the "
-            "norm, and dead; mend the capture and run it again with --force"
-        )
-    if found.agreement < MINIMUM_AGREEMENT:
-        raise Failed(
-            f"{folder}: the verifier's head, on the last layer's states, names {found.agreement:.1%} of {found.tokens} "
-            f"response tokens first, where its own states name most (at least {MINIMUM_AGREEMENT:.0%} expected): these "
-            "are another model's states, or of other positions; run capture again with --force"
-        )
+    if found.problem is not None:
+        raise Failed(f"{folder}: {found.problem}; run capture again with --force")

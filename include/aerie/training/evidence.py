@@ -24,7 +24,10 @@ class Evidence:
     @property
     def counts(self) -> dict[str, Any]:
         """Counts for the manifest."""
-        return {"boundaries": asdict(self.boundaries), "last_slot": asdict(self.last_slot)}
+        return {
+            "boundaries": {**asdict(self.boundaries), "problem": self.boundaries.problem},
+            "last_slot": {**asdict(self.last_slot), "problem": self.last_slot.problem},
+        }
 
 
 def look_again(request: StageRequest, rows: int, captured: Manifest, events: Events) -> Evidence:
