@@ -276,6 +276,7 @@ def _run(
     from aerie.recording import record_event, record_result
     from aerie.stage_display import shown
     from aerie.stage_process import StageProcess
+    from aerie.store.queries.alerts import record_alert
 
     title = f"{stage} {request.dataset}" if request.dataset else stage
     with shown(title, console) as show:
@@ -284,6 +285,16 @@ def _run(
             show(event)
             if connection is not None:
                 record_event(connection, stage, request, event)
+                if event["type"] == "alert":
+                    record_alert(
+                        connection,
+                        reason=event["reason"],
+                        message=event["message"],
+                        run_id=request.run_id,
+                        edition=request.edition,
+                        dataset=request.dataset,
+                        stage=stage,
+                    )
 
         result = StageProcess(stage, request, folder, on_event).run()
     if connection is not None:

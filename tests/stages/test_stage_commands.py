@@ -22,6 +22,7 @@ from aerie.stage_commands import COMMANDS
 from aerie.stage_display import shown
 from aerie.stages import STAGES
 from aerie.store.connection import connected, transaction
+from aerie.store.queries.alerts import list_alerts
 from aerie.store.queries.manifests import latest_manifests
 
 MANIFEST = {
@@ -30,6 +31,7 @@ MANIFEST = {
 }  # fmt: skip
 METRIC = {"type": "metric", "time": 1.0, "figures": {"loss": 0.5}}
 PROGRESS = {"type": "progress", "time": 1.0, "message": "row 3 of 4 [sic]", "rows": 3, "of_rows": 4}
+ALERT = {"type": "alert", "time": 1.0, "reason": "loss", "message": "it rises"}
 Answers = Callable[..., Callable[[], list[tuple[str, dict[str, Any]]]]]
 
 
@@ -158,7 +160,7 @@ def test_the_server_of_a_command_is_let_go_however_it_ends(status, answers):
 
 
 def test_what_a_command_did_is_in_the_store_as_after_its_task(answers, database_url, monkeypatch):
-    answers(events=(METRIC,))
+    answers(events=(METRIC, ALERT))
     monkeypatch.setenv("AERIE_DATABASE_URL", database_url)
     done = run("train", "--edition", "mine")
     assert done.exit_code == 0, done.output
@@ -169,6 +171,8 @@ def test_what_a_command_did_is_in_the_store_as_after_its_task(answers, database_
         with transaction(connection) as cursor:
             cursor.execute("SELECT stage, figures FROM interval_metrics")
             assert list(cursor) == [("train", {"loss": 0.5})]
+        (alert,) = list_alerts(connection)
+        assert (alert["reason"], alert["stage"], alert["edition"]) == ("loss", "train", "mine")
 
 
 def test_a_store_that_is_set_and_does_not_answer_fails_the_command_before_it_works(answers, monkeypatch):
@@ -204,12 +208,11 @@ def test_an_interrupted_command_ends_its_stage_and_lets_its_server_go(number, co
 
 
 def test_a_log_gets_lines_with_their_time_and_a_terminal_a_bar():
-    alert = {"type": "alert", "time": 1.0, "reason": "loss", "message": "it rises"}
     lines, screen = io.StringIO(), io.StringIO()
     for file, terminal in ((lines, False), (screen, True)):
         console = Console(file=file, force_terminal=terminal, width=120, color_system=None, _environ={})
         with shown("train", console) as show:
-            for event in (PROGRESS, METRIC, alert):
+            for event in (PROGRESS, METRIC, ALERT):
                 show(event)
     first, second = lines.getvalue().splitlines()
     assert first.endswith(" train: row 3 of 4 [sic]")

@@ -17,7 +17,7 @@ from aerie.settings.pipeline import PipelineSettings, ServingSettings
 from aerie.settings.profile import Frozen, Profile, checkpoint_code_allowed, server_arguments_of
 
 Phase = Literal["generate", "capture", "benchmark", "deploy"]
-"""What a server is for. No stage has ``deploy``: it is planned, and copied by those who serve the drafter."""
+"""What a server is for. No stage has ``deploy``: it is planned, and started by ``./aerie deploy``."""
 
 WITH_DRAFTER: tuple[Phase, ...] = ("benchmark", "deploy")
 WITH_HOOKS: tuple[Phase, ...] = ("generate", "capture")
