@@ -1,5 +1,6 @@
 """The stages ``merge`` and ``vocabulary``."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from aerie.artefacts.corpus import (
 )
 from aerie.artefacts.draft_vocabulary import write_draft_vocabulary
 from aerie.artefacts.dropped_rows import DROPPED_FILE, write_dropped_rows
-from aerie.artefacts.files import atomic_folder, fingerprint_of
+from aerie.artefacts.files import atomic_folder, fingerprint_of, write_text
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import (
     InputFile,
@@ -30,10 +31,12 @@ from aerie.artefacts.manifest import (
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
 from aerie.corpus.limits import caps_of
 from aerie.corpus.merge import Merge, Merged, Rules, Source
+from aerie.corpus.report import REPORT_FILE, render_report
 from aerie.corpus.selection import KEPT, REASONS, Selection
 from aerie.corpus.vocabulary import (
     Coverage,
     CoverageCurve,
+    as_arrays,
     choose,
     forced_tokens,
     require_coverage,
@@ -80,6 +83,9 @@ def merge(request: StageRequest, events: Events) -> StageResult:
         merged = Merge(folder, sources, rules).run()
     frequency_paths = write_token_frequencies(files.corpus, merged.frequencies)
     dropped_path, dropped_rows = _write_dropped(files.corpus / DROPPED_FILE, sources, merged.selection)
+    counts = {**merged.counts, "seed": rules.seed}
+    report_path = files.corpus / REPORT_FILE
+    write_text(report_path, _html(merged, counts, request))
     described = [
         describe_output(files.corpus / DATASET_FOLDER / shard.name, shard.rows, shard.sha256) for shard in merged.shards
     ]
@@ -95,10 +101,11 @@ def merge(request: StageRequest, events: Events) -> StageResult:
             *described,
             *map(describe_output, (*others, *frequency_paths)),
             describe_output(dropped_path, dropped_rows),
+            describe_output(report_path),
         ],
-        counts={**merged.counts, "seed": rules.seed},
+        counts=counts,
     )
-    _report(merged, events)
+    _tell(counts, report_path, events)
     return StageResult(stage="merge", reused=False, manifest=manifest)
 
 
@@ -164,11 +171,21 @@ def _write_dropped(path: Path, sources: list[Source], selection: Selection) -> t
     )
 
 
-def _report(merged: Merged, events: Events) -> None:
-    counts = merged.counts
+def _html(merged: Merged, counts: Mapping[str, Any], request: StageRequest) -> str:
+    return render_report(
+        edition=request.edition,
+        counts=counts,
+        statistics=merged.datasets,
+        frequencies=merged.frequencies,
+        budgets={name: dataset.budget_tokens for name, dataset in request.settings.datasets.items()},
+    )
+
+
+def _tell(counts: Mapping[str, Any], report: Path, events: Events) -> None:
     events.progress(
         f"corpus of {counts['rows']} rows ({counts['train_rows']} train, {counts['validation_rows']} validation), "
-        f"{counts['tokens']} tokens, {counts['response_tokens']} of responses; dropped {counts['dropped']}"
+        f"{counts['tokens']} tokens, {counts['response_tokens']} of responses; dropped {counts['dropped']}; "
+        f"see {report}"
     )
     for dataset, kept in counts["datasets"].items():
         events.metric(dataset=dataset, corpus_rows=kept["rows"], corpus_tokens=kept["tokens"])
@@ -217,7 +234,7 @@ def vocabulary(request: StageRequest, events: Events) -> StageResult:
         return StageResult(stage="vocabulary", reused=True, manifest=answer)
     manifest_path.unlink(missing_ok=True)
     counts = read_token_counts(files.corpus)
-    curve = CoverageCurve.of(counts, list(forced.values()))
+    curve = CoverageCurve.of(as_arrays(counts, verifier.vocabulary_size), list(forced.values()))
     chosen = choose(
         counts,
         size=size_asked_for(asked, curve, verifier.vocabulary_size),

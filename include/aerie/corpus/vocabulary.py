@@ -19,7 +19,7 @@ from aerie.errors import BadInput, Failed
 from aerie.settings.pipeline import VocabularySettings
 from aerie.settings.profile import Profile
 
-USUAL_SIZES = tuple(1 << power for power in range(10, 18))
+USUAL_SIZES = tuple(1 << power for power in range(6, 18))
 SIZE_STEP = 64
 """Sizes that a coverage asks for are multiples of it, as GPUs multiply matrices best."""
 
@@ -98,15 +98,17 @@ class CoverageCurve:
     datasets: Mapping[str, npt.NDArray[np.int64]]
 
     @classmethod
-    def of(cls, counts: Mapping[str, Mapping[int, int]], forced: Sequence[int]) -> Self:
-        """The curve of these counts (data set to token id to occurrences)."""
-        total = total_frequencies(counts)
-        first = set(forced)
-        order = [*sorted(first), *sorted(total.keys() - first, key=lambda token: (-total[token], token))]
+    def of(cls, frequencies: Mapping[str, npt.NDArray[np.int64]], forced: Sequence[int]) -> Self:
+        """The curve of these frequencies (data set to occurrences by token id, int64 [V])."""
+        total = np.sum(list(frequencies.values()), axis=0)
+        rank = -total
+        rank[list(forced)] = -total.max() - 1
+        taken = np.flatnonzero(rank)
+        order = taken[np.argsort(rank[taken], kind="stable")]
         return cls(
-            forced=len(first),
-            covered=_running_sums(total, order),
-            datasets={dataset: _running_sums(by_token, order) for dataset, by_token in counts.items()},
+            forced=len(set(forced)),
+            covered=np.cumsum(total[order]),
+            datasets={dataset: np.cumsum(by_token[order]) for dataset, by_token in frequencies.items()},
         )
 
     def at(self, size: int) -> Coverage:
@@ -139,8 +141,13 @@ def size_asked_for(settings: VocabularySettings, curve: CoverageCurve, vocabular
     return most if settings.coverage is None else curve.size_for(settings.coverage, most=most)
 
 
-def _running_sums(by_token: Mapping[int, int], order: Sequence[int]) -> npt.NDArray[np.int64]:
-    return np.cumsum(np.array([by_token.get(token, 0) for token in order], np.int64))
+def as_arrays(counts: Mapping[str, Mapping[int, int]], vocabulary_size: int) -> dict[str, npt.NDArray[np.int64]]:
+    """Counts by token id as int64 [V], by data set."""
+    arrays = {}
+    for dataset, by_token in counts.items():
+        arrays[dataset] = np.zeros(vocabulary_size, np.int64)
+        arrays[dataset][list(by_token)] = list(by_token.values())
+    return arrays
 
 
 def total_frequencies(counts: Mapping[str, Mapping[int, int]]) -> dict[int, int]:
