@@ -47,12 +47,12 @@ class Bench:
             raise BadInput("AERIE_DATABASE_URL is not set")
         return self.drafters
 
-    def request(self, *, force=False, dtype="float32", **benchmark):
+    def request(self, *, force=False, dtype="float32", device="cpu", **benchmark):
         source = {"reader": "glaive", "path": "x", "licence": "mit"}
         document = {
             "name": "test",
             "verifier": {"path": self.root / "verifier", "profile": "demo", "dtype": dtype},
-            "serving": {"device": "cpu", "context_length": 128},
+            "serving": {"device": device, "context_length": 128},
             "datasets": {"B1_glaive": {"source": source}, "B2_opencodeinstruct": {"source": source}},
             "generation": {"maximum_attempts": 1},
             "corpus": {"maximum_length": 64},
@@ -304,6 +304,22 @@ def test_without_a_sweep_the_configured_setting_is_recommended_and_said_to_be_th
     counts = stage.benchmark(bench.request(), bench.events).manifest.counts
     assert counts["recommended"] == {"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}
     assert "names no other" in counts["recommendation"]["rule"]
+
+
+def test_acceptance_at_a_temperature_is_measured_on_gpus_and_refused_on_a_cpu_that_verifies_greedily(bench):
+    counts = stage.benchmark(bench.request(), bench.events).manifest.counts
+    assert counts["sampled"] is None and "greedily on a CPU" in counts["not_measured"]["sampled"]
+    bench.started.clear()
+    with pytest.raises(BadInput, match="greedily on a CPU, whatever the temperature"):
+        stage.benchmark(bench.request(sampled=True), bench.events)
+    assert bench.started == []
+
+    counts = stage.benchmark(bench.request(device="cuda", force=True), bench.events).manifest.counts
+    assert counts["sampled"]["acceptance_length"] == 2.5 and counts["sampled"]["sampling"]["temperature"] == 0.8
+    temperatures = [body["sampling_params"]["temperature"] for body in bench.latest_drafting.requests]
+    assert temperatures.count(0.0) == temperatures.count(0.8) == 1 + 8, "a warm-up and eight prompts of each"
+    counts = stage.benchmark(bench.request(device="cuda", sampled=False), bench.events).manifest.counts
+    assert counts["sampled"] is None
 
 
 def test_prompts_of_ones_own_are_a_data_set_of_their_own(bench):

@@ -21,15 +21,28 @@ from aerie.benchmark.server import (
     verifier_identity,
 )
 from aerie.errors import BadInput
-from aerie.settings.pipeline import BenchmarkSettings, DraftSettings
+from aerie.settings.pipeline import BenchmarkSettings, DraftSettings, PipelineSettings
+from aerie.settings.profile import Sampling
 from aerie.stages import Events, StageRequest
 
 BENCHMARK_VERSION = 2
 """Raised when the same server and prompts would be measured otherwise."""
 
+GREEDY_ON_CPU = "SGLang verifies drafts greedily on a CPU, whatever the temperature"
+
 UNTRAINED_SHARE = 4
 UNTRAINED_NEW_TOKENS = 64
 """The untrained drafter makes every token slower and proves one number: it gets one prompt in four, cut short."""
+
+
+def require_sampling(settings: PipelineSettings) -> None:
+    """Refuse to measure acceptance at a temperature where it would be that of greedy verification.
+
+    Raises:
+        BadInput: the configuration asks for it on a CPU.
+    """
+    if settings.benchmark.sampled and settings.serving.device == "cpu":
+        raise BadInput(f"benchmark.sampled is true, but serving.device is cpu: {GREEDY_ON_CPU}; leave it out")
 
 
 def prompts_to_send(request: StageRequest) -> list[Held]:
@@ -51,11 +64,13 @@ def prompts_to_send(request: StageRequest) -> list[Held]:
 class Measured:
     """What was measured, by concurrency, and how the outputs with the drafter compare with those without.
 
-    ``tried`` are the draft settings that a recommendation is chosen from, on fewer prompts.
+    ``sampled`` is at the sampling of generation, at the first concurrency; all else is greedy. ``tried`` are the draft
+    settings that a recommendation is chosen from, on fewer prompts.
     """
 
     untrained: Measurement | None
     trained: Mapping[int, Measurement]
+    sampled: Measurement | None
     without: Mapping[int, Measurement]
     tried: Sequence[tuple[DraftSettings, Measurement]]
     production: Production
@@ -90,6 +105,13 @@ class Bench:
         return self.request.settings.verifier.dtype == "float32"
 
     @property
+    def sampling(self) -> Sampling | None:
+        """The sampling of generation, where acceptance is measured at it too."""
+        on_gpu = self.request.settings.serving.device != "cpu"
+        wanted = on_gpu if self.asked.sampled is None else self.asked.sampled
+        return self.request.settings.load_sampling() if wanted else None
+
+    @property
     def fewer(self) -> list[Held]:
         """The prompts that draft settings are compared on."""
         return [one.first(self.asked.sweep_prompts_per_dataset) for one in self.held]
@@ -101,11 +123,11 @@ class Bench:
             Failed, Retryable: as ``benchmark``.
         """
         untrained = self._untrained() if self.asked.compare_untrained else None
-        trained, tried = self._trained()
+        trained, sampled, tried = self._trained()
         tried += [(setting, self._swept(setting)) for setting in self.asked.sweep if setting != self.asked.drafting]
         production = self._production()
         without = self._without()
-        return Measured(untrained, trained, without, tried, production, self._losslessness(trained, without))
+        return Measured(untrained, trained, sampled, without, tried, production, self._losslessness(trained, without))
 
     def _losslessness(self, trained: Mapping[int, Measurement], without: Mapping[int, Measurement]) -> Losslessness:
         """Judge the outputs with the drafter, at every concurrency, against those without."""
@@ -172,16 +194,24 @@ class Bench:
         wanted = self._wanted("untrained", served, held, self.asked.concurrency[0], max_new_tokens=tokens, apart=False)
         return self._measure(served, [wanted])[0]
 
-    def _trained(self) -> tuple[dict[int, Measurement], list[tuple[DraftSettings, Measurement]]]:
-        """By concurrency; and on the prompts of the sweep, where there is one."""
+    def _trained(
+        self,
+    ) -> tuple[dict[int, Measurement], Measurement | None, list[tuple[DraftSettings, Measurement]]]:
+        """By concurrency; sampled, where that is measured; and on the prompts of the sweep, where there is one."""
         served = Served(self.request.files.drafter.resolve(), self.asked.drafting)
         numbers = self.asked.concurrency
-        wanted = [self._wanted(f"trained-{number}", served, self.held, number) for number in numbers]
+        wanted = {
+            f"trained-{number}": self._wanted(f"trained-{number}", served, self.held, number) for number in numbers
+        }
+        sampling = self.sampling
+        if sampling is not None:
+            wanted["sampled"] = self._wanted("sampled", served, self.held, numbers[0], sampling=sampling)
         if self.asked.sweep:
-            wanted.append(self._wanted(_sweep_name(served.drafting), served, self.fewer, numbers[0], apart=False))
-        measured = self._measure(served, wanted)
-        tried = [(served.drafting, one) for one in measured[len(numbers) :]]
-        return dict(zip(numbers, measured, strict=False)), tried
+            name = _sweep_name(served.drafting)
+            wanted["sweep"] = self._wanted(name, served, self.fewer, numbers[0], apart=False)
+        measured = dict(zip(wanted, self._measure(served, list(wanted.values())), strict=True))
+        tried = [(served.drafting, measured["sweep"])] if self.asked.sweep else []
+        return {number: measured[f"trained-{number}"] for number in numbers}, measured.get("sampled"), tried
 
     def _swept(self, drafting: DraftSettings) -> Measurement:
         served = Served(self.request.files.drafter.resolve(), drafting)
@@ -199,12 +229,12 @@ class Bench:
 
     def _wanted(
         self, name: str, served: Served, held: Sequence[Held], concurrency: int, *,
-        max_new_tokens: int | None = None, apart: bool = True,
+        max_new_tokens: int | None = None, apart: bool = True, sampling: Sampling = GREEDY,
     ) -> Wanted:  # fmt: skip
         settings = self.request.settings
         load = Load(
             concurrency=concurrency,
-            sampling=GREEDY,
+            sampling=sampling,
             max_new_tokens=max_new_tokens or self.asked.max_new_tokens,
             request_timeout_seconds=settings.generation.request_timeout_seconds,
             maximum_attempts=settings.generation.maximum_attempts,

@@ -12,7 +12,7 @@ from aerie.artefacts.draft_vocabulary import read_draft_vocabulary
 from aerie.artefacts.files import write_json
 from aerie.artefacts.manifest import read_manifest
 from aerie.artefacts.verifier_tokens import read_verifier_tokens
-from aerie.benchmark.bench import Bench, Measured
+from aerie.benchmark.bench import GREEDY_ON_CPU, Bench, Measured
 from aerie.benchmark.boundaries import Boundaries, compare_boundaries
 from aerie.benchmark.checklist import Cause, Circumstances, evaluate
 from aerie.benchmark.estimate import Estimate, estimate_of
@@ -54,6 +54,7 @@ def write_results(bench: Bench, measured: Measured) -> tuple[dict[str, Any], lis
         "settings": {**asked.model_dump(mode="json"), "concurrency": asked.concurrency[0]},
         "by_concurrency": [{name: value for name, value in row.items() if name != "divergences"} for row in rows],
         "losslessness": measured.lossless.document,
+        **at_temperature(bench, measured),
         **recommendation(bench, measured),
         "estimate": None if estimate is None else estimate.document(length),
         "gates": [vars(gate) for gate in gates],
@@ -77,6 +78,23 @@ def _row(measured: Measured, concurrency: int) -> dict[str, Any]:
     untrained = measured.untrained.runs if measured.untrained else None
     figures = summarise(measured.without[concurrency].runs, untrained, measured.trained[concurrency].runs)
     return {"concurrency": concurrency, **figures}
+
+
+def at_temperature(bench: Bench, measured: Measured) -> dict[str, Any]:
+    """Acceptance at the sampling of generation (``sampled``), or why it was not measured."""
+    if measured.sampled is None:
+        on_cpu = bench.request.settings.serving.device == "cpu"
+        return {"sampled": None, "not_measured": {"sampled": GREEDY_ON_CPU if on_cpu else "benchmark.sampled is false"}}
+    figures = summarise(None, None, measured.sampled.runs)
+    names = ("acceptance_length", "acceptance_rate", "acceptance_by_position", "tokens_per_second")
+    return {
+        "sampled": {
+            "sampling": bench.request.settings.load_sampling().model_dump(),
+            **{name: figures[name] for name in names},
+            "per_dataset": {key: {name: row[name] for name in names} for key, row in figures["per_dataset"].items()},
+        },
+        "not_measured": {},
+    }
 
 
 def recommendation(bench: Bench, measured: Measured) -> dict[str, Any]:
@@ -129,6 +147,12 @@ def report(results: Mapping[str, Any], events: Events) -> None:
             f"at {row['concurrency']} at once: {row['tokens_per_second']:.0f} tokens/s with the drafter, "
             f"{row['tokens_per_second_without']:.0f} without, {row['speed_up']:.2f} times as fast"
         )
+    sampled = results["sampled"]
+    if sampled is None:
+        events.progress(f"acceptance at a temperature was not measured: {results['not_measured']['sampled']}")
+    else:
+        temperature = sampled["sampling"]["temperature"]
+        events.progress(f"at temperature {temperature:g}: acceptance length {sampled['acceptance_length']:.2f}")
     recommended = results["recommended"]
     events.progress(
         f"recommended: {recommended['num_steps']} steps, top-k {recommended['eagle_topk']}, "

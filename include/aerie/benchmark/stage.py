@@ -11,7 +11,7 @@ from aerie.artefacts.manifest import (
     read_manifest,
     write_manifest,
 )
-from aerie.benchmark.bench import BENCHMARK_VERSION, Bench, prompts_to_send
+from aerie.benchmark.bench import BENCHMARK_VERSION, Bench, prompts_to_send, require_sampling
 from aerie.benchmark.gates import require_gates
 from aerie.benchmark.results import RESULTS_FILE, report, write_results
 from aerie.errors import Failed
@@ -24,13 +24,14 @@ def benchmark(request: StageRequest, events: Events) -> StageResult:
     """Measure the exported drafter and judge it.
 
     Raises:
-        BadInput: there is no export, or no held-out prompt.
+        BadInput: there is no export, or no held-out prompt, or a setting cannot be measured here.
         Failed: the drafter is below a threshold, or changes what the verifier says (the results are written first);
             a server runs other weights or settings than asked for.
         Retryable: a server went away.
     """
     files, asked = request.files, request.settings.benchmark
     exported = read_manifest(files.manifest("export"))
+    require_sampling(request.settings)
     held = prompts_to_send(request)
     inputs = [*unchanged_drafter(exported), *(describe_input(one.path) for one in held)]
     fingerprint = fingerprint_of(

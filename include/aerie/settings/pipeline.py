@@ -641,6 +641,9 @@ class BenchmarkSettings(DraftSettings):
     a data set named after it. ``sweep`` are other draft settings to try on ``sweep_prompts_per_dataset`` prompts, a
     server start each; the fastest of them and the configured one is recommended.
 
+    ``sampled`` also measures acceptance at the sampling that data is generated with. None: on GPUs. It is refused on a
+    CPU, where SGLang verifies drafts greedily whatever the temperature.
+
     ``minimum_share_of_production`` is of the acceptance length of the drafter that was published last for this
     verifier, on the same prompts: 1.0 refuses a worse one, 0 compares with none.
     """
@@ -651,6 +654,7 @@ class BenchmarkSettings(DraftSettings):
     concurrency: Annotated[tuple[PositiveInt, ...], Field(min_length=1), BeforeValidator(_several)] = (8, 1, 32)
     sweep: tuple[SweptSettings, ...] = ()
     sweep_prompts_per_dataset: PositiveInt = 8
+    sampled: bool | None = None
     minimum_acceptance_length: Annotated[float, Field(gt=1.01)] = 2.0
     minimum_share_of_production: Share = 1.0
     compare_untrained: bool = True
