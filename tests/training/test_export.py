@@ -6,6 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from aerie.errors import Failed
 from aerie.training.export import compare, export_drafter, serving_layer_ids
+from aerie.training.export_vllm import export_for_vllm, with_verifier
 
 HIDDEN, INNER, HEADS, KEYS, HEAD_DIM, DRAFTED, VOCABULARY = 8, 12, 2, 1, 4, 6, 10
 
@@ -146,3 +147,26 @@ def test_sglang_captures_the_layers_that_were_trained_on(model_type, layers, ids
 def test_layers_that_sglang_would_capture_one_too_late_are_refused():
     with pytest.raises(Failed, match="capture from layer 2"):
         serving_layer_ids([1, 30, 58], "kimi_k25")
+
+
+def test_a_drafter_of_other_than_three_layers_is_not_for_vllm(checkpoint, tmp_path):
+    write_configuration(checkpoint, eagle_aux_hidden_state_layer_ids=[2, 5])
+    with pytest.raises(Failed, match=r"layers \[2, 5\]: vLLM serves drafters of exactly 3 layers"):
+        export_for_vllm(checkpoint, tmp_path / "vllm", verifier=tmp_path, stub=tmp_path)
+    assert not (tmp_path / "vllm").exists()
+
+
+def test_vllm_is_told_of_the_verifier_that_is_served_and_of_no_code(tmp_path):
+    trained = {
+        "auto_map": {"": "config.Eagle3SpeculatorConfig"},
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "stub", "architectures": ["Llama"]}},
+        "draft_vocab_size": 6,
+    }
+    written = with_verifier(trained, tmp_path / "verifier")
+    assert written == {
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "verifier": {"name_or_path": str(tmp_path / "verifier"), "architectures": ["Llama"]},
+        },
+        "draft_vocab_size": 6,
+    }

@@ -124,6 +124,12 @@ def test_a_drafter_is_trained_exported_and_published_and_a_second_run_does_nothi
     assert served.keys() == untrained.keys()
     assert not served["fc.weight"].equal(untrained["fc.weight"])
     assert served["lm_head.weight"].equal(untrained["lm_head.weight"])  # the verifier's rows, frozen
+    for_vllm = load_file(edition.files.vllm_drafter / "model.safetensors")
+    assert for_vllm["layers.0.mlp.up_proj.weight"].equal(served["midlayer.mlp.up_proj.weight"])
+    told = json.loads((edition.files.vllm_drafter / "config.json").read_text())
+    assert len(told["eagle_aux_hidden_state_layer_ids"]) == 3
+    verifier = told["speculators_config"]["verifier"]["name_or_path"]
+    assert verifier == str(edition.request().settings.verifier.path.resolve())
     assert export(edition.request(), edition.events).reused
     assert read_record(edition.files.drafter).draft is None  # not measured yet
     assert exported.counts["record"] == read_record(edition.files.drafter).model_dump(mode="json")

@@ -174,6 +174,11 @@ class EditionFiles:
         return self.folder / "drafter"
 
     @property
+    def vllm_drafter(self) -> Path:
+        """The same drafter in speculators' own layout, which vLLM serves as it is."""
+        return self.folder / "drafter_vllm"
+
+    @property
     def untrained_drafter(self) -> Path:
         """The same drafter before its first training step, which the benchmark compares with."""
         return self.folder / "drafter_untrained"

@@ -58,6 +58,7 @@ from aerie.training.export import (
     refuse_what_sglang_lacks,
     serving_layer_ids,
 )
+from aerie.training.export_vllm import VLLM_LAYERS, export_for_vllm
 from aerie.training.model_card import model_card
 from aerie.training.publishing import describe_drafter
 from aerie.training.record import record_of, verifier_model_type, versions
@@ -70,7 +71,7 @@ from aerie.training.verifier_stub import write_verifier_stub
 
 TRAINING_VERSION = 2
 """Raised when the same inputs and settings would train another drafter."""
-EXPORT_VERSION = 2
+EXPORT_VERSION = 3
 AROUND_THE_TRAINING = ("tensorboard", "stall_minutes")
 """Settings that say how a training is watched, not what it learns."""
 
@@ -571,7 +572,7 @@ def validation_metrics(checkpoint: Path) -> dict[str, float] | None:
 
 
 def export(request: StageRequest, events: Events) -> StageResult:
-    """Export the trained drafter for SGLang, and beside it the same drafter untrained, to compare with.
+    """Export the trained drafter for SGLang and for vLLM, and beside it the same one untrained, to compare with.
 
     Raises:
         BadInput: ``train`` has not finished.
@@ -598,6 +599,7 @@ def export(request: StageRequest, events: Events) -> StageResult:
         require_captured_layers(read_configuration(source), trained.counts["layers"])
         configuration = export_drafter(source, folder, verifier_model_type=model_type)
         events.progress(f"exported {source} to {folder}, every tensor read back equal")
+    folders = [*sources, *for_vllm(request, checkpoint, trained.counts["layers"], events)]
     record = record_of(settings, files, fingerprint=fingerprint)
     describe_drafter(files.drafter, record, model_card(record, licence=settings.publish.licence))
     layers = list(trained.counts["layers"])
@@ -608,7 +610,7 @@ def export(request: StageRequest, events: Events) -> StageResult:
         dataset=None,
         fingerprint=fingerprint,
         inputs=inputs,
-        outputs=[describe_output(folder / name) for folder in sources for name in CHECKPOINT_FILES],
+        outputs=[describe_output(folder / name) for folder in folders for name in CHECKPOINT_FILES],
         counts={
             **trained.counts,
             "serving_layer_ids": serving_layer_ids(layers, model_type),
@@ -618,3 +620,22 @@ def export(request: StageRequest, events: Events) -> StageResult:
         },
     )
     return StageResult(stage="export", reused=False, manifest=manifest)
+
+
+def for_vllm(request: StageRequest, checkpoint: Path, layers: Sequence[int], events: Events) -> list[Path]:
+    """Export the drafter for vLLM too; return its folder, or nothing where vLLM cannot serve so many layers.
+
+    Raises:
+        Failed: what was written does not read back equal.
+    """
+    files = request.files
+    if len(layers) != VLLM_LAYERS:
+        shutil.rmtree(files.vllm_drafter, ignore_errors=True)
+        events.progress(
+            f"not exported for vLLM: it serves drafters of {VLLM_LAYERS} layers, this one has {len(layers)}"
+        )
+        return []
+    stub = files.training / "verifier"
+    export_for_vllm(checkpoint, files.vllm_drafter, verifier=request.settings.verifier.path, stub=stub)
+    events.progress(f"exported {checkpoint} to {files.vllm_drafter} for vLLM, every tensor read back equal")
+    return [files.vllm_drafter]
