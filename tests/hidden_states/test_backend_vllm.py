@@ -158,8 +158,9 @@ def test_speculators_takes_the_extraction_s_options(edition, tmp_path):
         {"backend": "vllm"},
         {"backend": "vllm", "vllm": {"url": "http://x:1", "python": "/x"}},
         {"backend": "sglang", "vllm": {"url": "http://x:1"}},
+        {"backend": "vllm", "vllm": {"url": "http://x:1"}, "disk_limit_gib": 1.0},
     ],
 )
 def test_a_vllm_that_cannot_be_reached_or_is_not_asked_is_refused_by_the_settings(edition, hidden_states):
-    with pytest.raises(ValidationError, match=r"expected either vllm.url|vllm is for backend vllm"):
+    with pytest.raises(ValidationError, match=r"expected either vllm.url|vllm is for backend vllm|only sglang streams"):
         edition.request(hidden_states=hidden_states)

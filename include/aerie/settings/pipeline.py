@@ -532,6 +532,12 @@ class HiddenStateSettings(Frozen):
         return self.backend == "sglang" and (self.world_size == 1 or self.rank is not None)
 
     @model_validator(mode="after")
+    def _streams_come_from_a_server(self) -> Self:
+        if self.disk_limit_gib is not None and self.backend != "sglang":
+            raise ValueError(f"disk_limit_gib is set, and backend is {self.backend}: only sglang streams states")
+        return self
+
+    @model_validator(mode="after")
     def _a_rank_of_the_world(self) -> Self:
         if self.rank is not None and self.rank >= self.world_size:
             raise ValueError(
