@@ -3,13 +3,18 @@
 import json
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 import torch
-from datasets import load_from_disk
-from speculators.train.data import ArrowDataset
+from datasets import Dataset, load_from_disk
+from hs_connectors import FileTransfer
+from safetensors.torch import save_file
+from speculators.train.data import ArrowDataset, CollateFn
 from speculators.train.vocab_mapping import save_token_frequency_distribution
 
 from aerie.artefacts.corpus import iterate_rows, train_data_ratio
+from aerie.artefacts.files import sha256_of
+from aerie.artefacts.manifest import path_of
 from aerie.artefacts.prompt_hashes import prompt_hash_writer
 from aerie.corpus import merge as merging
 from aerie.corpus.stage import merge, read_corpus
@@ -75,6 +80,92 @@ def test_order_depends_on_seed_and_samples_only_not_on_files_or_partitions(two_d
     other = run(edition, seed=1).manifest
     assert sorted(sample_ids(edition)) == sorted(order) != sample_ids(edition)
     assert other.counts["corpus_fingerprint"] != first.counts["corpus_fingerprint"]
+
+
+def test_batches_that_speculators_makes_are_those_of_the_wide_lists_that_it_writes_itself(two_datasets, tmp_path):
+    edition = two_datasets()
+    run(edition)
+    compact = load_from_disk(str(dataset_folder(edition)))
+    lists = {name: [row.tolist() for row in compact[name]] for name in ("input_ids", "loss_mask")}
+    columns = {name: pa.array(rows, pa.list_(pa.int64())) for name, rows in lists.items()}
+    wide = Dataset(pa.table({**columns, "seq_len": list(map(len, lists["input_ids"]))}))
+    wide.set_format("torch")
+    wide.save_to_disk(str(tmp_path / "wide"))
+    assert {str(wide.features[name].feature.dtype) for name in ("input_ids", "loss_mask")} == {"int64"}
+    states = tmp_path / "states"
+    states.mkdir()
+    for row, ids in enumerate(compact["input_ids"]):
+        save_file({"token_ids": ids, "hidden_states": torch.ones(len(ids), 4, 8)}, states / f"hs_{row}.safetensors")
+
+    def batches(path):
+        data = ArrowDataset(max_len=64, datapath=str(path), transfer=FileTransfer(states), on_missing="raise")
+        collate = CollateFn(max_len=64, hidden_size=8, dtype=torch.float32)
+        return [collate([data[row] for row in range(first, first + 8)]) for first in range(0, len(data), 8)]
+
+    pairs = list(zip(batches(dataset_folder(edition)), batches(tmp_path / "wide"), strict=True))
+    assert len(pairs) == 10
+    for ours, theirs in pairs:
+        assert ours.keys() == theirs.keys()
+        assert ours["error_records"] == 0
+        for name in ("input_ids", "loss_mask", "document_ids", "hidden_states", "position_ids"):
+            assert ours[name].dtype == theirs[name].dtype
+            assert torch.equal(ours[name], theirs[name])
+
+
+def test_shards_are_read_by_pyarrow_and_pandas_without_any_of_ours(two_datasets, monkeypatch):
+    monkeypatch.setattr(merging, "TOKENS_PER_PARTITION", 100)
+    edition = two_datasets()
+    counts = run(edition).manifest.counts
+    shards = sorted(dataset_folder(edition).glob("data-*.arrow"))
+    assert len(shards) > 2
+    table = pa.concat_tables(pa.ipc.open_stream(pa.memory_map(str(path))).read_all() for path in shards)
+    frame = table.to_pandas()
+    assert frame["sample_id"].tolist() == sample_ids(edition)
+    assert frame["seq_len"].sum() == frame["input_ids"].map(len).sum() == counts["tokens"]
+    assert frame["loss_mask"].map(sum).sum() == counts["response_tokens"]
+    assert frame.groupby("dataset").size().to_dict() == {k: v["rows"] for k, v in counts["datasets"].items()}
+
+
+def contents_of(edition):
+    return {path.name: path.read_bytes() for path in sorted(dataset_folder(edition).glob("*.arrow"))}
+
+
+def test_a_merge_that_is_cut_off_leaves_the_old_corpus_and_the_next_gives_the_same_bytes(two_datasets, monkeypatch):
+    monkeypatch.setattr(merging, "TOKENS_PER_PARTITION", 100)
+    edition = two_datasets()
+    fingerprint = run(edition).manifest.counts["corpus_fingerprint"]
+    whole = contents_of(edition)
+    folder = dataset_folder(edition)
+    written = []
+
+    def cut_off(path, rows):
+        written.append(path)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        return finish(path, rows)
+
+    finish = merging._finish
+    monkeypatch.setattr(merging, "_finish", cut_off)
+    with pytest.raises(OSError, match="No space left"):
+        run(edition, force=True)
+    assert contents_of(edition) == whole
+    assert not edition.request().files.manifest("merge").exists()
+    killed = folder.with_name(".dataset.4711.partial")
+    killed.mkdir()
+    (killed / "data-00000.arrow").write_bytes(b"half")
+
+    monkeypatch.setattr(merging, "_finish", finish)
+    assert run(edition).manifest.counts["corpus_fingerprint"] == fingerprint
+    assert contents_of(edition) == whole
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_manifest_has_the_hash_of_every_shard_and_the_seed_of_the_shuffle(two_datasets):
+    edition = two_datasets()
+    manifest = run(edition).manifest
+    written = {path.name: sha256_of(path) for path in edition.request().files.corpus.rglob("*") if path.is_file()}
+    assert {path_of(output.uri).name: output.sha256 for output in manifest.outputs} == written
+    assert manifest.counts["seed"] == edition.request().settings.seed
 
 
 def test_second_merge_of_the_same_samples_does_nothing_and_a_changed_sample_merges_again(two_datasets):

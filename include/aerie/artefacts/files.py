@@ -54,6 +54,12 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def remove_partial_folders(folder: Path) -> None:
+    """Remove what killed processes left of ``folder``; nobody else may be writing it."""
+    for partial in folder.parent.glob(f".{folder.name}.*.partial"):
+        shutil.rmtree(partial)
+
+
 def sync_file(path: Path) -> None:
     """Make a file's bytes durable."""
     with path.open("rb") as written:

@@ -16,7 +16,7 @@ from aerie.artefacts.corpus import (
 )
 from aerie.artefacts.draft_vocabulary import write_draft_vocabulary
 from aerie.artefacts.dropped_rows import DROPPED_FILE, write_dropped_rows
-from aerie.artefacts.files import atomic_folder, fingerprint_of, write_text
+from aerie.artefacts.files import atomic_folder, fingerprint_of, remove_partial_folders, write_text
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import (
     InputFile,
@@ -79,6 +79,7 @@ def merge(request: StageRequest, events: Events) -> StageResult:
         return StageResult(stage="merge", reused=True, manifest=answer)
     manifest_path.unlink(missing_ok=True)
     events.progress(f"merging {len(sources)} data sets: {', '.join(source.dataset for source in sources)}")
+    remove_partial_folders(files.corpus / DATASET_FOLDER)
     with atomic_folder(files.corpus / DATASET_FOLDER) as folder:
         merged = Merge(folder, sources, rules).run()
     frequency_paths = write_token_frequencies(files.corpus, merged.frequencies)
