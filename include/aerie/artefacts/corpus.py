@@ -190,17 +190,22 @@ def write_token_frequencies(folder: Path, counts: Mapping[str, Int64Array]) -> l
     import torch
 
     total = np.sum(list(counts.values()), axis=0)
-    frequencies = {int(token): int(total[token]) for token in np.flatnonzero(total)}
+    occurring = np.flatnonzero(total)
+    frequencies = dict(zip(occurring.tolist(), total[occurring].tolist(), strict=True))
     with atomic_path(folder / TOKEN_FREQUENCIES_FILE) as temporary:
         torch.save(frequencies, temporary)
-    columns: dict[str, list[Any]] = {"dataset": [], "token_id": [], "count": []}
-    for dataset, by_token in sorted(counts.items()):
-        tokens = np.flatnonzero(by_token)
-        columns["dataset"] += [dataset] * len(tokens)
-        columns["token_id"] += tokens.tolist()
-        columns["count"] += by_token[tokens].tolist()
+    names = sorted(counts)
+    tokens = [np.flatnonzero(counts[name]) for name in names]
+    table = pa.Table.from_arrays(
+        [
+            pa.array(names, pa.string()).take(pa.array(np.repeat(np.arange(len(names)), list(map(len, tokens))))),
+            pa.array(np.concatenate(tokens), pa.int32()),
+            pa.array(np.concatenate([counts[name][of] for name, of in zip(names, tokens, strict=True)])),
+        ],
+        schema=TOKEN_COUNTS_SCHEMA,
+    )
     with atomic_path(folder / TOKEN_COUNTS_FILE) as temporary:
-        pq.write_table(pa.table(columns, schema=TOKEN_COUNTS_SCHEMA), temporary)
+        pq.write_table(table, temporary)
     return [folder / TOKEN_FREQUENCIES_FILE, folder / TOKEN_COUNTS_FILE]
 
 
