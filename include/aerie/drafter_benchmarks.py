@@ -94,8 +94,8 @@ def benchmark_request(
         drafter, drafter_id = find_drafter(parameters.drafter, settings, drafters)
     names = {"prompts_per_dataset", *DRAFT_SETTINGS}
     given = {name: value for name in names if (value := getattr(parameters, name)) is not None}
-    asked = BenchmarkSettings.model_validate(settings.benchmark.model_dump() | given)
     try:
+        asked = BenchmarkSettings.model_validate(settings.benchmark.model_dump() | given)
         target = BenchmarkTarget(
             drafter=drafter,
             drafter_id=drafter_id,

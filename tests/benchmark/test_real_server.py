@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aerie.benchmark.any_drafter import benchmark_drafter
+from aerie.benchmark.server import MOST_LIKELY, benchmark_server, most_likely
 from aerie.serving import client
 from aerie.serving.lease import read_lease
 from aerie.settings.benchmark_target import BenchmarkTarget
@@ -67,18 +68,28 @@ def test_any_drafter_and_any_server_are_measured_on_real_sglang(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt_ids": [*range(40, 60 + n)]}) + "\n" for n in range(4)))
 
-    def measure(concurrency, **target):
-        request = StageRequest(
+    events = Events(tmp_path / "events.jsonl")
+
+    def requested(concurrency, **target):
+        return StageRequest(
             settings=settings, data_root=tmp_path, server_folder=tmp_path / "server", edition="main", run_id="real",
             target=BenchmarkTarget(prompts_file=prompts, concurrency=concurrency, **target),
         )  # fmt: skip
-        return benchmark_drafter(request, Events(tmp_path / "events.jsonl")).manifest.counts["measurements"]
+
+    def measure(concurrency, **target):
+        return benchmark_drafter(requested(concurrency, **target), events).manifest.counts["measurements"]
 
     try:
+        with benchmark_server(requested((1,), drafter=drafter), None, asked, events) as url:  # measured next, as it is
+            likely = most_likely(url, range(40, 60))
         rows = measure((1, 4), drafter=drafter)
         (as_served,) = measure((4,), server_url=read_lease(tmp_path / "server").url)
     finally:
         client.stop(tmp_path / "server")
+    (first, *_) = sorted(likely, key=likely.get, reverse=True)
+    own = json.loads(next(tmp_path.rglob("without-1.json")).read_text())["runs"]["prompts"]["requests"][0]
+    assert len(likely) == MOST_LIKELY and max(likely.values()) < 0
+    assert first == own["output_ids"][0], "the likeliest token is not the one that greedy decoding says"
     for row in rows:
         assert row["lossless"] is True, "speculation changed what the verifier says"
         assert 1 <= row["acceptance_length"] <= asked.num_steps + 1 and row["speed_up"] > 0

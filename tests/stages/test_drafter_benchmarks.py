@@ -104,6 +104,7 @@ def test_what_the_form_gives_is_measured_and_the_rest_is_the_configurations(aske
         ({"server_url": "10.0.0.5:8000"}, "server_url: .*expected"),
         ({"drafter": DRAFTER, "edition": "../x"}, "edition"),
         ({"drafter": DRAFTER, "concurrency": [0]}, "concurrency"),
+        ({"drafter": DRAFTER, "num_steps": 5}, "a chain .* of 5 steps has 6"),
         ({"drafter": DRAFTER, "datasets": ["Z9_none"]}, "Z9_none"),
     ],
 )  # fmt: skip

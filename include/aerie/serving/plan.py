@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from aerie.artefacts.files import fingerprint_of, sha256_of
 from aerie.serving.probing import Probing
-from aerie.settings.pipeline import PipelineSettings, ServingSettings
+from aerie.settings.pipeline import DraftSettings, PipelineSettings, ServingSettings
 from aerie.settings.profile import Frozen, Profile, checkpoint_code_allowed, server_arguments_of
 
 Phase = Literal["generate", "capture", "benchmark", "deploy"]
@@ -77,23 +77,11 @@ def checkpoint_identity(folder: Path) -> str:
     return fingerprint_of({"config": sha256_of(folder / "config.json"), "files": files})
 
 
-class DrafterPlan(Frozen):
+class DrafterPlan(DraftSettings):
     """The EAGLE-3 drafter to serve. ``identity`` is its ``checkpoint_identity``: a retrained one is another drafter."""
 
     path: Path
     identity: str
-    num_steps: PositiveInt = 3
-    eagle_topk: PositiveInt = 1
-    num_draft_tokens: PositiveInt = 4
-
-    @model_validator(mode="after")
-    def _chain_length(self) -> Self:
-        if self.eagle_topk == 1 and self.num_draft_tokens != self.num_steps + 1:
-            raise ValueError(
-                f"num_draft_tokens is {self.num_draft_tokens}, but a chain (eagle_topk 1) of {self.num_steps} steps "
-                f"has {self.num_steps + 1}: the drafts and the bonus token"
-            )
-        return self
 
 
 class ServerPlan(Frozen):

@@ -621,16 +621,12 @@ class DraftSettings(Frozen):
     eagle_topk: PositiveInt = 1
     num_draft_tokens: PositiveInt = 4
 
-
-class SweptSettings(DraftSettings):
-    """One of several draft settings that are tried; SGLang verifies a chain (top-k 1) of exactly its steps and one."""
-
     @model_validator(mode="after")
     def _chain_length(self) -> Self:
         if self.eagle_topk == 1 and self.num_draft_tokens != self.num_steps + 1:
             raise ValueError(
-                f"eagle_topk 1 with num_steps {self.num_steps} and num_draft_tokens {self.num_draft_tokens}: expected "
-                f"{self.num_steps + 1} draft tokens, one a step and the verifier's own"
+                f"num_draft_tokens is {self.num_draft_tokens}, but a chain (eagle_topk 1) of {self.num_steps} steps "
+                f"has {self.num_steps + 1}: the drafts and the bonus token"
             )
         return self
 
@@ -658,7 +654,7 @@ class BenchmarkSettings(DraftSettings):
     prompts_files: tuple[FilePath, ...] = ()
     max_new_tokens: PositiveInt = 512
     concurrency: Annotated[tuple[PositiveInt, ...], Field(min_length=1), BeforeValidator(_several)] = (8, 1, 32)
-    sweep: tuple[SweptSettings, ...] = ()
+    sweep: tuple[DraftSettings, ...] = ()
     sweep_prompts_per_dataset: PositiveInt = 8
     sampled: bool | None = None
     minimum_acceptance_length: Annotated[float, Field(gt=1.01)] = 2.0
