@@ -114,9 +114,18 @@ def test_a_benchmark_takes_several_loads_and_prompts_of_ones_own(answers, tmp_pa
     assert (settings["concurrency"], settings["prompts_files"]) == ([1, 8, 32], [str(tmp_path / "mine.jsonl")])
 
 
+def test_a_capture_is_told_its_back_end_and_its_rank(answers):
+    asked = answers()
+    assert run("capture", "--backend", "transformers", "--world-size", "4", "--rank", "2").exit_code == 0
+    settings = asked()[0][1]["settings"]["hidden_states"]
+    assert (settings["backend"], settings["world_size"], settings["rank"]) == ("transformers", 4, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("capture", "--rank", "2"), "--rank 2: rank is 2 of world_size 1"),
+        (("capture", "--backend", "gguf"), "--backend gguf: backend"),
         (("benchmark", "--concurrency", "1,many"), "--concurrency 1,many: concurrency.1"),
         (("train", "--epochs", "0"), "--epochs 0: epochs: Input should be greater than 0"),
         (("merge", "--preset", "demo", "--config", "x.yaml"), "give one"),
