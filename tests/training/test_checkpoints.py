@@ -13,6 +13,7 @@ from aerie.training.checkpoints import (
     is_finished,
     latest_progress,
     remove_cut_off,
+    repeat_cut_validation,
 )
 
 PLAN = BatchPlan(lengths=[10] * 40, sequence_length=40, processes=1, seed=0)
@@ -56,6 +57,16 @@ def test_an_epochs_end_that_a_kill_cut_off_over_its_middle_is_not_resumed_from(t
     (torn / "training_state.json").write_text('{"epoch": 1, "loc')
     assert remove_cut_off(tmp_path) == ["1"]
     assert latest_progress(tmp_path) == Progress(epoch=0, local_step=0, global_step=STEPS)
+
+
+def test_an_epoch_that_was_ended_before_its_validation_is_validated_first(tmp_path):
+    epoch(tmp_path, 0, global_step=STEPS)
+    epoch(tmp_path, 1, global_step=2 * STEPS)
+    assert repeat_cut_validation(tmp_path, PLAN, {0, 1}) is None
+    assert repeat_cut_validation(tmp_path, PLAN, {0}) == 1
+    assert latest_progress(tmp_path) == Progress(epoch=1, local_step=STEPS, global_step=2 * STEPS)
+    assert not is_finished(tmp_path, 2)
+    assert remove_cut_off(tmp_path) == []
 
 
 def test_an_interrupted_state_becomes_the_checkpoint_that_speculators_resumes_from(tmp_path):

@@ -118,6 +118,18 @@ def test_a_drafter_is_trained_exported_and_published_and_a_second_run_does_nothi
     assert counts["validation"]["estimated_acceptance_length"] >= 1
     assert train(edition.request(), edition.events).reused
 
+    # As a kill leaves it that comes between the last epoch's checkpoint and its validation.
+    log = edition.files.training / "train.log"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if not ("val/loss_epoch" in line and "epoch=1" in line)))
+    edition.files.manifest("train").unlink()
+    again = train(edition.request(), edition.events).manifest.counts
+    assert (again["resumed_from_step"], again["steps"], again["last_loss"]) == (
+        counts["steps"], counts["steps"], counts["last_loss"],
+    )  # fmt: skip
+    assert again["validation"] == counts["validation"]
+    assert "epoch 2 was ended before it was validated: validating it first" in edition.messages()
+
     exported = export(edition.request(), edition.events).manifest
     served = load_file(edition.files.drafter / "model.safetensors")
     untrained = load_file(edition.files.untrained_drafter / "model.safetensors")

@@ -9,7 +9,7 @@ one into the other: the number of steps made is the scheduler's, that of an epoc
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 
+from aerie.artefacts.files import write_json
 from aerie.errors import Failed
 
 INTERRUPTED = "interrupted"
@@ -106,6 +107,20 @@ def latest_progress(checkpoints: Path) -> Progress | None:
     """Progress of the newest checkpoint, None when there is none."""
     folders = epoch_folders(checkpoints)
     return read_progress(folders[-1]) if folders else None
+
+
+def repeat_cut_validation(checkpoints: Path, plan: BatchPlan, validated: Set[int]) -> int | None:
+    """Have the trainer validate the newest epoch that it finished, where it was ended before; return the epoch.
+
+    It would go on with the next one, and never compare this one's weights. When its state says that all steps of the
+    epoch are made, and not that the epoch is finished, it makes none, saves and validates.
+    """
+    progress = latest_progress(checkpoints)
+    if progress is None or progress.local_step or progress.epoch in validated:
+        return None
+    state = {**vars(progress), "local_step": plan.steps(progress.epoch)}
+    write_json(checkpoints / str(progress.epoch) / TRAINING_STATE, state)
+    return progress.epoch
 
 
 def adopt_interrupted(checkpoints: Path, plan: BatchPlan) -> Progress | None:

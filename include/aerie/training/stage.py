@@ -47,6 +47,7 @@ from aerie.training.checkpoints import (
     is_finished,
     latest_progress,
     remove_cut_off,
+    repeat_cut_validation,
 )
 from aerie.training.configuration import TrainerInputs, trainer_command, write_configuration
 from aerie.training.evidence import Evidence, look_again
@@ -65,7 +66,7 @@ from aerie.training.record import record_of, verifier_model_type, versions
 from aerie.training.stream_order import VALIDATION_SEED, StreamOrder
 from aerie.training.streamed_run import StreamedTraining, streamed_states, trainer_gpus, visible_gpus
 from aerie.training.streaming import StreamedSoFar
-from aerie.training.trainer_log import Step
+from aerie.training.trainer_log import Step, validated_epochs
 from aerie.training.trainer_process import TrainerReport, exclusive, run_trainer
 from aerie.training.verifier_stub import write_verifier_stub
 
@@ -321,11 +322,23 @@ def resume_point(prepared: Prepared, events: Events) -> int:
     adopted = adopt_interrupted(checkpoints, prepared.order.train)
     if interrupted and adopted is None:
         events.progress("the interrupted run's state holds nothing newer than the last checkpoint: removed")
+    unvalidated = repeat_cut_validation(
+        checkpoints, prepared.order.train, _validated(prepared.trainer.folder / LOG_FILE)
+    )
+    if unvalidated is not None:
+        events.progress(f"epoch {unvalidated + 1} was ended before it was validated: validating it first")
     latest = latest_progress(checkpoints)
     if latest is None:
         return 0
     events.progress(f"resuming after step {latest.global_step}, in epoch {latest.epoch + 1}")
     return latest.global_step
+
+
+def _validated(log: Path) -> set[int]:
+    if not log.is_file():
+        return set()
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return validated_epochs(lines)
 
 
 def configure(request: StageRequest, prepared: Prepared) -> None:

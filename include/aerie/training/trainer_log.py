@@ -6,7 +6,7 @@ validation as ``val/loss_epoch=..., epoch=0`` (its ``FormatDictFilter``); to a f
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _FIGURE = re.compile(r"([\w/.]+)=(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf))(?=[,\s]|$)")
@@ -76,6 +76,11 @@ def parse_validation(line: str) -> dict[str, float] | None:
         return None
     figures = parse_figures(line)
     return {name.removeprefix("val/"): value for name, value in figures.items() if name.startswith("val/")}
+
+
+def validated_epochs(lines: Iterable[str]) -> set[int]:
+    """Epochs whose validation the lines of a log report."""
+    return {int(parse_figures(line)["epoch"]) for line in lines if _VALIDATION_MARK in line}
 
 
 def says_interrupted(line: str) -> bool:
