@@ -28,6 +28,8 @@ def test_a_card_names_what_made_the_drafter_and_the_exact_flags():
         "--speculative-algorithm EAGLE3 --speculative-draft-model-path THIS_FOLDER --speculative-num-steps 3 "
         "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
     ) in card
+    assert "Lossless: greedy output identical on 8 prompts." in card
+    assert "| 1 | 2.81 | 90 | 50 |" in card
     assert "| A1 | files of its own | CC0-1.0 |" in card
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from aerie.artefacts.drafter_record import DrafterRecord
+from aerie.errors import BadInput
 from aerie.settings.pipeline import DraftSettings
 
 METRIC = "acceptance_length"
@@ -19,7 +20,7 @@ def model_card(record: DrafterRecord, *, licence: str | None = None) -> str:
         licence: of the drafter, as the hub names licences; None: the card has none.
 
     Raises:
-        BadInput: the record lacks a stage.
+        BadInput: the record lacks a stage, or its benchmark is of an older version.
     """
     parts = [*_front_matter(record, licence), "", *_facts(record), "", *_sources(record), ""]
     if "benchmark" in record.stages:
@@ -117,6 +118,8 @@ def _sources(record: DrafterRecord) -> Iterator[str]:
 
 def _benchmark(record: DrafterRecord) -> Iterator[str]:
     counts = record.counts("benchmark")
+    if missing := sorted({"definition", "losslessness", "by_concurrency"} - counts.keys()):
+        raise BadInput(f"the benchmark of {record.drafter_id} has no {', '.join(missing)}: an older one; run it again")
     yield "## Acceptance length"
     yield ""
     yield f"{counts['definition'][0].upper()}{counts['definition'][1:]}."
@@ -130,7 +133,15 @@ def _benchmark(record: DrafterRecord) -> Iterator[str]:
     untrained = counts["acceptance_length_untrained"]
     if untrained is not None:
         yield f"The same drafter untrained: {untrained:.2f}."
-    yield f"Greedy output with the drafter equal to the verifier's own: {'yes' if counts['lossless'] else 'no'}."
+    yield f"Lossless: {counts['losslessness']['said']}."
+    yield ""
+    yield "| requests at once | acceptance length | tokens/s | tokens/s without |"
+    yield "|---|---|---|---|"
+    for one in counts["by_concurrency"]:
+        yield (
+            f"| {one['concurrency']} | {one['acceptance_length']:.2f} | {one['tokens_per_second']:,.0f} | "
+            f"{one['tokens_per_second_without']:,.0f} |"
+        )
 
 
 def _row(name: str, row: Mapping[str, Any]) -> str:
