@@ -126,3 +126,8 @@ def test_coverage_of_several_sizes_is_recorded_by_data_set(edition):
 def test_a_vocabulary_without_a_size_or_a_target_is_refused(edition):
     with pytest.raises(ValueError, match="expected 'size', or 'coverage'"):
         edition.request(vocabulary={"minimum_coverage": 0.5})
+
+
+def test_a_target_below_the_least_that_is_accepted_is_refused_before_anything_runs(edition):
+    with pytest.raises(ValueError, match=r"coverage 0.8 is below minimum_coverage 0.9"):
+        edition.request(vocabulary={"coverage": 0.8})

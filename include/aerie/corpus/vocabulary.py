@@ -169,4 +169,5 @@ def require_coverage(coverage: Coverage, *, minimum: float, size: int) -> None:
     raise Failed(
         f"a draft vocabulary of {size} tokens covers {coverage.covered_tokens} of {coverage.response_tokens} response "
         f"tokens ({coverage.overall:.2%}), less than vocabulary.minimum_coverage {minimum:.2%}; raise vocabulary.size"
+        " (the log has what other sizes cover)"
     )

@@ -478,6 +478,10 @@ class VocabularySettings(Frozen):
     def _something_to_go_by(self) -> Self:
         if self.size is None and self.coverage is None:
             raise ValueError("expected 'size', or 'coverage' that asks for one")
+        if self.coverage is not None and self.coverage < self.minimum_coverage:
+            raise ValueError(
+                f"coverage {self.coverage:g} is below minimum_coverage {self.minimum_coverage:g}: lower that too"
+            )
         return self
 
 
