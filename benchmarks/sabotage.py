@@ -9,10 +9,7 @@ validation promises, and what real SGLang serves it at. The states are written b
 """
 
 import argparse
-import json
-import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,8 +29,10 @@ from tests.sabotage.pipeline import (
     exported_one_layer_later,
     healthy,
     one_layer_later,
+    quickly_served,
     shifted_mask,
     stripped_reasoning,
+    without_parity,
 )
 
 from aerie.artefacts.corpus import read_token_counts
@@ -41,14 +40,12 @@ from aerie.artefacts.manifest import read_manifest
 from aerie.corpus import stage as corpus_stage
 from aerie.errors import AerieError
 from aerie.serving import client
-from aerie.settings.machine import PROJECT_ROOT, python_of
+from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import PipelineSettings, load_settings
 from aerie.training import stage as training
 
 CLOSE = "</think>"
 OTHER_VOCABULARY = "B8_sweagent"
-NEW_TOKENS = 120
-CONCURRENCY = 8
 MESSAGE = 160
 
 
@@ -151,36 +148,6 @@ def stopped(pipeline: Pipeline) -> str:
     return "nothing"
 
 
-def settings_without_parity(settings: PipelineSettings) -> PipelineSettings:
-    """As they are for verifiers that transformers cannot hold on the CPU."""
-    states = settings.hidden_states.model_copy(update={"parity_rows": 0})
-    return settings.model_copy(update={"hidden_states": states})
-
-
-def serve(pipeline: Pipeline, plain: Path) -> dict[str, Any]:
-    """Results of the benchmark of the exported drafter; measurements ``plain`` of the verifier alone are kept."""
-    benchmark = pipeline.files.benchmark
-    benchmark.mkdir(parents=True, exist_ok=True)
-    plain.mkdir(parents=True, exist_ok=True)
-    for path in plain.iterdir():
-        shutil.copy(path, benchmark)
-    request, events = pipeline.folder / "request.json", pipeline.folder / "benchmark.jsonl"
-    request.write_text(pipeline.request().model_dump_json(), encoding="utf-8")
-    arguments = ("--request", request, "--result", pipeline.folder / "result.json", "--events", events)
-    ended = subprocess.run(
-        [python_of("airflow"), "-m", "aerie", "stage", "benchmark", *arguments],
-        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT / "include")},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    results = benchmark / "results.json"
-    if not results.is_file():
-        raise SystemExit(f"the benchmark of {pipeline.edition} wrote no results:\n{ended.stderr[-3000:]}")
-    for path in benchmark.glob("without*"):
-        shutil.copy(path, plain)
-    answer: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
-    return answer
-
-
 def run(sabotage: Sabotage, arguments: argparse.Namespace, settings: PipelineSettings, seed: int) -> Outcome:
     """One sabotage with one seed."""
     began = time.monotonic()
@@ -194,7 +161,7 @@ def run(sabotage: Sabotage, arguments: argparse.Namespace, settings: PipelineSet
     with sabotage.meddled():
         if sabotage.name != "none":
             outcome.caught_by = stopped(pipeline)
-            pipeline.settings = settings_without_parity(settings)
+            pipeline.settings = without_parity(settings)
         if sabotage.stale_vocabulary:
             with counted_of(OTHER_VOCABULARY):
                 pipeline.run(corpus_stage.vocabulary)
@@ -204,7 +171,7 @@ def run(sabotage: Sabotage, arguments: argparse.Namespace, settings: PipelineSet
             pipeline.export()
     if trained is not None and trained.counts["validation"]:
         outcome.promised = trained.counts["validation"]["estimated_acceptance_length"]
-    results = serve(pipeline, arguments.folder / "plain")
+    results = pipeline.serve(arguments.folder / "plain")
     outcome.served = results["acceptance_length"]
     outcome.gates = ", ".join(gate["gate"] for gate in results["gates"] if gate["verdict"] == "failed")
     outcome.suspects = ", ".join(cause["cause"] for cause in results["checklist"] if cause["verdict"] == "suspect")
@@ -246,19 +213,7 @@ def main() -> None:
     """Run them all and print the table."""
     arguments = parsed()
     settings = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
-    asked = {
-        "compare_untrained": False,
-        "minimum_acceptance_length": arguments.threshold,
-        "minimum_share_of_production": 0,
-        "prompts_per_dataset": arguments.prompts,
-        "max_new_tokens": NEW_TOKENS,
-        "concurrency": (CONCURRENCY,),
-        "sweep": (),
-    }
-    states = settings.hidden_states.model_copy(update={"backend": "transformers"})
-    settings = settings.model_copy(
-        update={"benchmark": settings.benchmark.model_copy(update=asked), "hidden_states": states}
-    )
+    settings = quickly_served(settings, prompts=arguments.prompts, threshold=arguments.threshold)
     source = arguments.data / "editions" / arguments.edition / "vocabulary.manifest.json"
     close_id = read_manifest(source).counts["forced"][CLOSE]
     outcomes = []

@@ -4,6 +4,10 @@ State files are written by transformers before the stage ``capture`` runs: it fi
 links them, so that no request is sent.
 """
 
+import json
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -30,7 +34,7 @@ from aerie.hidden_states.layers import resolve_layers
 from aerie.hidden_states.parity import Reference
 from aerie.hidden_states.stage import capture, forecast
 from aerie.prompts.stage import import_tokenised, prepare
-from aerie.settings.machine import PROJECT_ROOT
+from aerie.settings.machine import PROJECT_ROOT, python_of
 from aerie.settings.pipeline import PipelineSettings, TrainingSettings, load_settings
 from aerie.stages import Events, StageRequest, StageResult
 from aerie.training.configuration import TrainerInputs, write_configuration
@@ -39,6 +43,8 @@ from aerie.training.stage import export, train
 EDITION = "sabotage"
 PROMPTS_OF = "B3_magicoder"
 TOKENISED = ("A1", "A2")
+PROMPTS = 16
+THRESHOLD = 1.5
 
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.int8]
@@ -50,13 +56,36 @@ StateChange = Callable[[torch.Tensor, Reference], torch.Tensor]
 def small_settings(**training: Any) -> PipelineSettings:
     """The demo, with the rows of its A-series, and the prompts of one data set to benchmark on."""
     demo = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
-    return demo.model_copy(
+    return quickly_served(demo, prompts=PROMPTS, threshold=THRESHOLD).model_copy(
         update={
             "datasets": {key: demo.dataset(key) for key in (PROMPTS_OF, *TOKENISED)},
             "corpus": demo.corpus.model_copy(update={"require": "some"}),
             "vocabulary": demo.vocabulary.model_copy(update={"size": 448, "minimum_coverage": 0.9}),
-            "hidden_states": demo.hidden_states.model_copy(update={"backend": "transformers"}),
             "training": demo.training.model_copy(update=training),
+        }
+    )
+
+
+def without_parity(settings: PipelineSettings) -> PipelineSettings:
+    """As they are for verifiers that nobody can load beside the server."""
+    return settings.model_copy(update={"hidden_states": settings.hidden_states.model_copy(update={"parity_rows": 0})})
+
+
+def quickly_served(settings: PipelineSettings, *, prompts: int, threshold: float) -> PipelineSettings:
+    """States from transformers, and a benchmark of a few prompts of each data set, with nothing beside it."""
+    benchmark = {
+        "compare_untrained": False,
+        "minimum_acceptance_length": threshold,
+        "minimum_share_of_production": 0,
+        "prompts_per_dataset": prompts,
+        "max_new_tokens": 120,
+        "concurrency": (8,),
+        "sweep": (),
+    }
+    return settings.model_copy(
+        update={
+            "benchmark": settings.benchmark.model_copy(update=benchmark),
+            "hidden_states": settings.hidden_states.model_copy(update={"backend": "transformers"}),
         }
     )
 
@@ -136,6 +165,35 @@ class Pipeline:
     def export(self) -> StageResult:
         """Export."""
         return self.run(export)
+
+    def serve(self, plain: Path) -> dict[str, Any]:
+        """Benchmark the exported drafter on real SGLang; measurements of the verifier alone are kept in ``plain``.
+
+        Returns:
+            ``results.json``, which a drafter that fails has as well.
+        """
+        benchmark = self.files.benchmark
+        benchmark.mkdir(parents=True, exist_ok=True)
+        plain.mkdir(parents=True, exist_ok=True)
+        for path in plain.iterdir():
+            shutil.copy(path, benchmark)
+        request = self.folder / "request.json"
+        request.write_text(self.request().model_dump_json(), encoding="utf-8")
+        arguments = (
+            "--request", request, "--result", self.folder / "result.json", "--events", self.folder / "benchmark.jsonl",
+        )  # fmt: skip
+        ended = subprocess.run(
+            [python_of("airflow"), "-m", "aerie", "stage", "benchmark", *arguments],
+            env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT / "include")},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        results = benchmark / "results.json"
+        if not results.is_file():
+            raise RuntimeError(f"the benchmark of {self.edition} wrote no results:\n{ended.stderr[-3000:]}")
+        for path in benchmark.glob("without*"):
+            shutil.copy(path, plain)
+        answer: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
+        return {**answer, "exit_code": ended.returncode, "said": ended.stderr}
 
     def change_samples(self, change: RowChange) -> None:
         """Change the validated rows, as a fault of whatever writes them would: the manifests know nothing of it."""

@@ -17,6 +17,7 @@ from aerie.errors import BadInput
 from aerie.hidden_states.capturing import CapturedRows, capture_rows, require_magnitudes
 from aerie.hidden_states.forecast import EXPECTED, CaptureRate, Forecast, forecast_disk, require_fit
 from aerie.hidden_states.identity import bind_states, capture_identity
+from aerie.hidden_states.last_slot import measure_last_slot, spaced_rows
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import Parity, compare_with_transformers
 from aerie.hidden_states.proof import prove
@@ -160,6 +161,13 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     captured = _captured(request, corpus, layers, events)
     parity = _parity(request, layers, iterate_rows(files.corpus / DATASET_FOLDER), events)
     link_rows(files.hidden_states, files.states, [state_name(state.sample_id) for state in captured.states])
+    last_slot = measure_last_slot(
+        spaced_rows(files, len(captured.states)),
+        lambda row: link_path(files.hidden_states, row.row),
+        request.settings.verifier.path,
+    )
+    if last_slot.problem is not None:
+        events.alert("wrong_states", f"{files.hidden_states}: {last_slot.problem}; training will refuse them")
     index = files.hidden_states / INDEX_FILE
     write_index(index, captured.states)
     counts: dict[str, Any] = {
@@ -177,6 +185,7 @@ def capture(request: StageRequest, events: Events) -> StageResult:
         "storage": layers.storage,
         "fp8_errors": fp8_errors(captured.progress),
         "parity": vars(parity) if parity else None,
+        "last_slot": vars(last_slot),
     }
     manifest = write_manifest(
         manifest_path,
