@@ -87,21 +87,23 @@ STAGE_DOCS: Mapping[str, str] = {
         "the coverage is below `vocabulary.minimum_coverage`: raise `vocabulary.size`.",
     ),
     "forecast": task_doc(
-        "Sums up the bytes of the hidden states against the disk, anew in every run.",
+        "Sums up the bytes of the hidden states against the disk, and the hours of their capture, anew in every run.",
         "the corpus, and the disk of the data root.",
         "they do not fit: the message holds the sum. Make room, or take a smaller corpus.",
     ),
     "capture": task_doc(
-        "Sends every corpus row through the server, whose hooks write its hidden states; checks each file, and "
-        "compares a few with transformers.",
-        "`forecast`, and the capture server, which it ensures itself (pool `aerie_server`).",
+        "Sends every corpus row through the server, whose hooks write its hidden states, or through another back end "
+        "(`hidden_states.backend`); checks each file, and compares a few with transformers.",
+        "`forecast`, and the capture server, which it ensures itself (pool `aerie_server`); another back end takes the "
+        "GPUs (pool `aerie_gpus`).",
         "files that are there and good are kept: clear the task and it goes on with the others.",
     ),
     "train": task_doc(
         "Trains the drafter on the captured hidden states.",
         "`capture` and `vocabulary`, and the GPUs without a server (pool `aerie_gpus`).",
-        "a trainer that was interrupted has saved its state and resumes. A loss of 0 or NaN means wrong inputs: the "
-        "message and `train.log` say which.",
+        "hidden states that are wrong are named, and removed: clear `capture`, which makes only those again, and this "
+        "task. A trainer that was interrupted has saved its state and resumes. A loss of 0 or NaN means wrong inputs: "
+        "the message and `train.log` say which.",
     ),
     "export": task_doc(
         "Writes the best checkpoint as a drafter that SGLang loads, with its model card.",
