@@ -153,13 +153,18 @@ def _earlier_benchmark(manifests: Manifests) -> str:
     return f"acceptance length {manifest.counts['acceptance_length']:.2f}, {manifest.finished_at:%Y-%m-%d %H:%M} UTC"
 
 
+def _length(acceptance_length: float | None) -> str:
+    """None where nothing was verified, because every answer was one token long."""
+    return "-" if acceptance_length is None else f"{acceptance_length:.2f}"
+
+
 def _acceptance(row: Mapping[str, Any]) -> tuple[str, ...]:
-    untrained = row["acceptance_length_untrained"]
+    rate = row["acceptance_rate"]
     return (
         f"{row['prompts']:,}",
-        f"{row['acceptance_length']:.2f}",
-        "-" if untrained is None else f"{untrained:.2f}",
-        f"{row['acceptance_rate']:.0%}",
+        _length(row["acceptance_length"]),
+        _length(row["acceptance_length_untrained"]),
+        "-" if rate is None else f"{rate:.0%}",
         f"{row['tokens_per_second']:,.0f}",
         f"{row['tokens_per_second_without']:,.0f}",
         f"{row['speed_up']:.2f}x",

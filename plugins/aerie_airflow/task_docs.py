@@ -106,15 +106,15 @@ STAGE_DOCS: Mapping[str, str] = {
         "the message and `train.log` say which.",
     ),
     "export": task_doc(
-        "Writes the best checkpoint as a drafter that SGLang loads, with its model card.",
+        "Writes the best checkpoint as a drafter that SGLang loads, with its model card, and in vLLM's layout.",
         "`train`.",
         _CHANGE_AND_CLEAR,
     ),
     "benchmark": task_doc(
         "Measures acceptance length and speed on held-out prompts, with the drafter and without, and that the output "
-        "is the same; the drafter must pass the gate.",
-        "`export`, and two servers after each other, which it ensures itself (pool `aerie_server`).",
-        "below `benchmark.minimum_acceptance_length` nothing is published: the table says what each data set gave.",
+        "is the same; recommends a draft setting; the drafter must pass the gates.",
+        "`export`, and servers after each other, which it ensures itself (pool `aerie_server`).",
+        "a drafter that fails a gate is not published: the message says which, and which usual causes are suspect.",
     ),
     "benchmark_drafter": task_doc(
         "Measures any drafter on our server, with and without it, or someone else's server as it is; it has no gate.",

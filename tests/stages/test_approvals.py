@@ -131,6 +131,13 @@ def test_publishing_is_decided_by_the_gate_and_a_row_for_each_data_set():
     assert "main-abcdef012345`" in asked.body
 
 
+def test_a_data_set_whose_answers_were_all_one_token_long_has_no_acceptance_and_no_error():
+    none = {**FIGURES, "acceptance_length": None, "acceptance_length_untrained": None, "acceptance_rate": None}
+    counts = {**BENCHMARK.counts, "per_dataset": {"B1_glaive": none}}
+    asked = question("publish", SETTINGS, RunParameters(), {("benchmark", None): manifest("benchmark", counts)})
+    assert rows(asked.body)["B1_glaive"][1:4] == ["-", "-", "-"]
+
+
 def test_an_edition_that_has_nothing_to_approve_is_told_what_to_run():
     with pytest.raises(BadInput, match="no manifest of benchmark"):
         question("publish", SETTINGS, RunParameters(), {})
