@@ -7,6 +7,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from aerie.artefacts.manifest import (
     write_manifest,
 )
 from aerie.artefacts.state_index import INDEX_FILE
+from aerie.benchmark.estimate import chain_length
 from aerie.corpus.stage import read_corpus
 from aerie.errors import BadInput, Failed, Retryable
 from aerie.hidden_states.checkpoint import checkpoint_fingerprint
@@ -505,14 +507,11 @@ class Progress:
 def estimated_acceptance_length(metrics: dict[str, float]) -> float:
     """Acceptance length that validation promises: 1 + a0 + a0 a1 + ..., from each position's accuracy given the last's.
 
-    It is an estimate on rows made like the training rows, so it does not show what is wrong with both.
+    It is an estimate on rows made like the training rows, so it does not show what is wrong with both. Targets outside
+    the draft vocabulary count as reached; the benchmark compares what is served with an estimate without them.
     """
-    length, chance, position = 1.0, 1.0, 0
-    while (accuracy := metrics.get(f"cond_acc_{position}_epoch")) is not None:
-        chance *= accuracy
-        length += chance
-        position += 1
-    return length
+    positions = takewhile(lambda name: name in metrics, (f"cond_acc_{position}_epoch" for position in count()))
+    return chain_length(metrics[name] for name in positions)
 
 
 def write_train_manifest(
