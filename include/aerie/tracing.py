@@ -24,6 +24,7 @@ from aerie.artefacts.state_index import INDEX_FILE, find_state
 from aerie.artefacts.state_names import state_name, state_path
 from aerie.corpus.rows import order_keys
 from aerie.errors import BadInput
+from aerie.hidden_states.streaming import is_streamed
 
 WHY_DROPPED = {
     "held_out": "held out for the benchmark: never trained on",
@@ -190,6 +191,8 @@ def _row_with_key(files: EditionFiles, key: int, seed: int) -> CorpusRow | None:
 def _states(files: EditionFiles, row: CorpusRow) -> Step:
     index = files.hidden_states / INDEX_FILE
     path = state_path(files.states, state_name(row.sample_id))
+    if files.manifest("capture").is_file() and is_streamed(read_manifest(files.manifest("capture"))):
+        return Step("hidden states", True, "streamed while training, and removed once read: no file is kept")
     if files.manifest("capture").is_file() and index.is_file():
         state = find_state(index, row.sample_id)
         if state is not None:

@@ -124,6 +124,14 @@ def test_a_kept_sample_is_followed_from_its_source_to_its_hidden_states(edition)
     assert "in the index, but not there" in way(edition, KEPT)[-1].text
 
 
+def test_a_sample_whose_states_are_streamed_is_not_said_to_wait_for_its_capture(edition):
+    merged(edition)
+    manifest(edition.request().files.manifest("capture"), "capture", counts={"mode": "streamed"})
+    step = way(edition, KEPT)[-1]
+    assert (step.name, step.found) == ("hidden states", True)
+    assert "streamed while training" in step.text
+
+
 @pytest.mark.parametrize(
     ("sample_id", "last", "why"),
     [

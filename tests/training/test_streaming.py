@@ -87,7 +87,7 @@ class Disk:
         return total
 
     def _watch(self):
-        while not self._stop.is_set():
+        while not self._stop.wait(0.002):
             self.most = max(self.most, self.bytes())
 
     def __enter__(self):

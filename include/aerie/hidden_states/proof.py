@@ -19,15 +19,8 @@ from aerie.hidden_states.identity import bind_states, capture_identity
 from aerie.hidden_states.last_slot import ROWS, measure_last_slot, require_last_slot
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.hidden_states.parity import compare_with_transformers
-from aerie.hidden_states.streaming import file_bytes
+from aerie.hidden_states.streaming import STREAMED, file_bytes
 from aerie.stages import Events, StageRequest, StageResult
-
-STREAMED = "streamed"
-
-
-def is_streamed(captured: Manifest) -> bool:
-    """Whether the capture was proved on a sample only, so that training streams the states."""
-    return captured.counts.get("mode") == STREAMED
 
 
 def prove(

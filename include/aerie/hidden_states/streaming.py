@@ -9,14 +9,21 @@ which they are read, what the trainer waits for is never behind something that w
 
 import math
 
+from aerie.artefacts.manifest import Manifest
 from aerie.errors import BadInput
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.settings.pipeline import PipelineSettings
 
+STREAMED = "streamed"
 GIB = 1 << 30
 TOKEN_ID_BYTES = 8
 FILE_OVERHEAD_BYTES = 8192
 """At most: the header of a state file (about 200 bytes), and rounding up to whole blocks of the disk."""
+
+
+def is_streamed(captured: Manifest) -> bool:
+    """Whether the capture was proved on a sample only, so that training streams the states."""
+    return captured.counts.get("mode") == STREAMED
 
 
 def file_bytes(tokens: int, layers: CapturedLayers) -> int:

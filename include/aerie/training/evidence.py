@@ -10,7 +10,7 @@ from aerie.artefacts.manifest import Manifest
 from aerie.artefacts.state_files import link_path
 from aerie.corpus.boundaries import Boundaries, judge_corpus, require_boundaries
 from aerie.hidden_states.last_slot import LastSlot, measure_last_slot, require_last_slot, spaced_rows
-from aerie.hidden_states.proof import is_streamed
+from aerie.hidden_states.streaming import is_streamed
 from aerie.stages import Events, StageRequest
 
 

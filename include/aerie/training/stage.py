@@ -35,7 +35,7 @@ from aerie.errors import BadInput, Failed, Retryable
 from aerie.hidden_states.checkpoint import checkpoint_fingerprint
 from aerie.hidden_states.identity import read_identity
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
-from aerie.hidden_states.proof import is_streamed
+from aerie.hidden_states.streaming import is_streamed
 from aerie.hidden_states.verify import verify
 from aerie.serving.client import require_unused
 from aerie.stages import Events, StageRequest, StageResult
