@@ -150,14 +150,15 @@ def test_a_merge_that_is_cut_off_leaves_the_old_corpus_and_the_next_gives_the_sa
         run(edition, force=True)
     assert contents_of(edition) == whole
     assert not edition.request().files.manifest("merge").exists()
-    killed = folder.with_name(".dataset.4711.partial")
+    corpus = folder.parent
+    killed = corpus.with_name(".corpus.4711.partial")
     killed.mkdir()
     (killed / "data-00000.arrow").write_bytes(b"half")
 
     monkeypatch.setattr(merging, "_finish", finish)
     assert run(edition).manifest.counts["corpus_fingerprint"] == fingerprint
     assert contents_of(edition) == whole
-    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+    assert [path.name for path in corpus.parent.iterdir() if path.name.startswith(".")] == []
 
 
 def test_the_manifest_has_the_hash_of_every_shard_and_the_seed_of_the_shuffle(two_datasets):

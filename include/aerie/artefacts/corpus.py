@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aerie.artefacts.files import atomic_path, write_json
 from aerie.errors import BadInput
 
 DATASET_FOLDER = "dataset"
@@ -61,7 +60,10 @@ class CorpusRow:
 
 
 class CorpusWriter:
-    """Writer of the shards of one data set folder, in their final order."""
+    """Writer of the shards of one data set folder, in their final order.
+
+    The folder is part of one that appears whole (``atomic_folder``), which is synced once for all of its files.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -94,7 +96,7 @@ class CorpusWriter:
             "_output_all_columns": False,
             "_split": None,
         }
-        write_json(self._folder / STATE_FILE, state)
+        (self._folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
 
 
 def shard_paths(folder: Path) -> list[Path]:
@@ -184,7 +186,7 @@ def write_token_frequencies(folder: Path, counts: Mapping[str, Int64Array]) -> l
     holds the same by data set.
 
     Args:
-        folder: the corpus folder.
+        folder: the corpus folder, which appears whole (``atomic_folder``) and is synced once for all of its files.
         counts: data set to counts by token id, int64 [V].
     """
     import torch
@@ -192,8 +194,7 @@ def write_token_frequencies(folder: Path, counts: Mapping[str, Int64Array]) -> l
     total = np.sum(list(counts.values()), axis=0)
     occurring = np.flatnonzero(total)
     frequencies = dict(zip(occurring.tolist(), total[occurring].tolist(), strict=True))
-    with atomic_path(folder / TOKEN_FREQUENCIES_FILE) as temporary:
-        torch.save(frequencies, temporary)
+    torch.save(frequencies, folder / TOKEN_FREQUENCIES_FILE)
     names = sorted(counts)
     tokens = [np.flatnonzero(counts[name]) for name in names]
     table = pa.Table.from_arrays(
@@ -204,8 +205,7 @@ def write_token_frequencies(folder: Path, counts: Mapping[str, Int64Array]) -> l
         ],
         schema=TOKEN_COUNTS_SCHEMA,
     )
-    with atomic_path(folder / TOKEN_COUNTS_FILE) as temporary:
-        pq.write_table(table, temporary)
+    pq.write_table(table, folder / TOKEN_COUNTS_FILE)
     return [folder / TOKEN_FREQUENCIES_FILE, folder / TOKEN_COUNTS_FILE]
 
 

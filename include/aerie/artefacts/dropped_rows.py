@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from aerie.artefacts.files import atomic_path
 from aerie.errors import BadInput
 
 DROPPED_FILE = "dropped.parquet"
@@ -45,12 +44,14 @@ def write_dropped_rows(
     reasons: Sequence[str],
     same_as: npt.NDArray[np.uint64],
 ) -> int:
-    """Write rows, one of each argument's a row, ``same_as`` 0 where there is none; return how many there were."""
+    """Write rows, one of each argument's a row, ``same_as`` 0 where there is none; return how many there were.
+
+    ``path`` lies in a folder that appears whole (``atomic_folder``), which is synced once for all of its files.
+    """
     columns = [pa.array(keys), pa.array(datasets, pa.string()), pa.array(reasons, pa.string())]
     columns.append(pa.array(same_as, mask=same_as == 0))
     table = pa.Table.from_arrays(columns, schema=SCHEMA).sort_by("order_key")
-    with atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+    pq.write_table(table, path, compression="zstd")
     return int(table.num_rows)
 
 

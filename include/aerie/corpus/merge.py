@@ -116,7 +116,7 @@ class Merged:
 
 
 class Merge:
-    """One merge into ``folder``, which is empty: every source is read, then the shards are written."""
+    """One merge into ``folder``, which is not there yet: every source is read, then the shards are written."""
 
     def __init__(self, folder: Path, sources: Sequence[Source], rules: Rules) -> None:
         self._folder = folder

@@ -11,12 +11,14 @@ from aerie.artefacts.corpus import (
     DATASET_FOLDER,
     INFO_FILE,
     STATE_FILE,
+    TOKEN_COUNTS_FILE,
+    TOKEN_FREQUENCIES_FILE,
     read_token_counts,
     write_token_frequencies,
 )
 from aerie.artefacts.draft_vocabulary import write_draft_vocabulary
 from aerie.artefacts.dropped_rows import DROPPED_FILE, write_dropped_rows
-from aerie.artefacts.files import atomic_folder, fingerprint_of, remove_partial_folders, write_text
+from aerie.artefacts.files import atomic_folder, fingerprint_of, remove_partial_folders
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import (
     InputFile,
@@ -79,18 +81,17 @@ def merge(request: StageRequest, events: Events) -> StageResult:
         return StageResult(stage="merge", reused=True, manifest=answer)
     manifest_path.unlink(missing_ok=True)
     events.progress(f"merging {len(sources)} data sets: {', '.join(source.dataset for source in sources)}")
-    remove_partial_folders(files.corpus / DATASET_FOLDER)
-    with atomic_folder(files.corpus / DATASET_FOLDER) as folder:
-        merged = Merge(folder, sources, rules).run()
-    frequency_paths = write_token_frequencies(files.corpus, merged.frequencies)
-    dropped_path, dropped_rows = _write_dropped(files.corpus / DROPPED_FILE, sources, merged.selection)
-    counts = {**merged.counts, "seed": rules.seed}
-    report_path = files.corpus / REPORT_FILE
-    write_text(report_path, _html(merged, counts, request))
-    described = [
-        describe_output(files.corpus / DATASET_FOLDER / shard.name, shard.rows, shard.sha256) for shard in merged.shards
-    ]
-    others = [files.corpus / DATASET_FOLDER / name for name in (STATE_FILE, INFO_FILE)]
+    remove_partial_folders(files.corpus)
+    with atomic_folder(files.corpus) as folder:
+        merged = Merge(folder / DATASET_FOLDER, sources, rules).run()
+        counts = {**merged.counts, "seed": rules.seed}
+        write_token_frequencies(folder, merged.frequencies)
+        dropped_rows = _write_dropped(folder / DROPPED_FILE, sources, merged.selection)
+        (folder / REPORT_FILE).write_text(_html(merged, counts, request), encoding="utf-8")
+    dataset = files.corpus / DATASET_FOLDER
+    shards = [describe_output(dataset / shard.name, shard.rows, shard.sha256) for shard in merged.shards]
+    beside = [dataset / STATE_FILE, dataset / INFO_FILE]
+    beside += [files.corpus / name for name in (TOKEN_FREQUENCIES_FILE, TOKEN_COUNTS_FILE, REPORT_FILE)]
     manifest = write_manifest(
         manifest_path,
         stage="merge",
@@ -99,14 +100,13 @@ def merge(request: StageRequest, events: Events) -> StageResult:
         fingerprint=fingerprint,
         inputs=inputs,
         outputs=[
-            *described,
-            *map(describe_output, (*others, *frequency_paths)),
-            describe_output(dropped_path, dropped_rows),
-            describe_output(report_path),
+            *shards,
+            *map(describe_output, beside),
+            describe_output(files.corpus / DROPPED_FILE, dropped_rows),
         ],
         counts=counts,
     )
-    _tell(counts, report_path, events)
+    _tell(counts, files.corpus / REPORT_FILE, events)
     return StageResult(stage="merge", reused=False, manifest=manifest)
 
 
@@ -161,9 +161,9 @@ def _unchanged_samples(files: EditionFiles, source: Source) -> InputFile:
     return described
 
 
-def _write_dropped(path: Path, sources: list[Source], selection: Selection) -> tuple[Path, int]:
+def _write_dropped(path: Path, sources: list[Source], selection: Selection) -> int:
     dropped = np.flatnonzero(selection.reasons != KEPT)
-    return path, write_dropped_rows(
+    return write_dropped_rows(
         path,
         keys=selection.rows.keys[dropped],
         datasets=[sources[number].dataset for number in selection.rows.datasets[dropped]],
