@@ -300,6 +300,23 @@ def test_of_several_draft_settings_the_one_that_drafts_fastest_is_recommended(be
     assert len(bench.latest_drafting.requests) == 1 + 4, "not on the fewer prompts"
 
 
+def test_in_bfloat16_a_swept_setting_that_parts_without_a_tie_is_not_recommended(bench):
+    wide = {"num_steps": 2, "eagle_topk": 4, "num_draft_tokens": 8}
+
+    def change(variant, reply):
+        if variant == "trained" and bench.latest.drafting.eagle_topk == 1:
+            time.sleep(0.05)
+        elif variant == "trained":
+            reply["output_ids"][5] = 30
+
+    bench.change = change
+    bench.likely = [(-0.1, token, None) for token in (10, 11, 12, 13, 14, 15, 16)] + [(-3.0, 30, None)]
+    request = bench.request(dtype="bfloat16", sweep=[wide], sweep_prompts_per_dataset=2, compare_untrained=False)
+    counts = stage.benchmark(request, bench.events).manifest.counts
+    assert [one["different_outputs"] for one in counts["recommendation"]["tried"]] == [0, 4]
+    assert counts["recommended"] == {"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}
+
+
 def test_without_a_sweep_the_configured_setting_is_recommended_and_said_to_be_the_only_one(bench):
     counts = stage.benchmark(bench.request(), bench.events).manifest.counts
     assert counts["recommended"] == {"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}

@@ -9,8 +9,9 @@ from aerie.artefacts.files import fingerprint_of
 from aerie.artefacts.manifest import Manifest
 from aerie.benchmark.losslessness import BATCH_SIZES, Losslessness, Parting, Share, judge
 from aerie.benchmark.measurement import MeasuredServer, Measurement, Wanted, measure_missing
-from aerie.benchmark.measures import Divergence, Runs, divergences, pooled
+from aerie.benchmark.measures import Divergence, Runs, divergences, of_prompts, pooled, tokens_per_second
 from aerie.benchmark.production import Production, drafter_in_production, published_drafters
+from aerie.benchmark.recommendation import Tried
 from aerie.benchmark.requests import GREEDY, Held, Load, held_out_prompts, prompts_of_file
 from aerie.benchmark.server import (
     NOT_MEASURED,
@@ -72,7 +73,7 @@ class Measured:
     trained: Mapping[int, Measurement]
     sampled: Measurement | None
     without: Mapping[int, Measurement]
-    tried: Sequence[tuple[DraftSettings, Measurement]]
+    tried: Sequence[Tried]
     production: Production
     lossless: Losslessness
 
@@ -123,32 +124,52 @@ class Bench:
             Failed, Retryable: as ``benchmark``.
         """
         untrained = self._untrained() if self.asked.compare_untrained else None
-        trained, sampled, tried = self._trained()
-        tried += [(setting, self._swept(setting)) for setting in self.asked.sweep if setting != self.asked.drafting]
+        trained, sampled, swept = self._trained()
+        swept += [(setting, self._swept(setting)) for setting in self.asked.sweep if setting != self.asked.drafting]
         production = self._production()
         without = self._without()
-        return Measured(untrained, trained, sampled, without, tried, production, self._losslessness(trained, without))
+        own = without[self.asked.concurrency[0]].runs
+        return Measured(
+            untrained=untrained,
+            trained=trained,
+            sampled=sampled,
+            without=without,
+            tried=[self._tried(setting, own, one.runs) for setting, one in swept],
+            production=production,
+            lossless=self._losslessness(trained, without),
+        )
 
     def _losslessness(self, trained: Mapping[int, Measurement], without: Mapping[int, Measurement]) -> Losslessness:
         """Judge the outputs with the drafter, at every concurrency, against those without."""
-        found = [
-            (number, one)
+        partings = [
+            parting
             for number, with_it in trained.items()
-            for one in divergences(without[number].runs, with_it.runs)
+            for parting in self._partings(without[number].runs, with_it.runs)
         ]
         compared = sum(len(run.requests) for one in trained.values() for run in one.runs.values())
-        if self.exact:
-            partings = [Parting(one, None) for _, one in found]
-            return judge(partings, compared=compared, exact=True, between_batch_sizes=None)
-        small, large = (without[size].runs for size in BATCH_SIZES)
-        own = Share(len(divergences(small, large)), sum(len(run.requests) for run in large.values()))
-        partings = []
-        if found:
-            with self._open(Served(None, self.asked.drafting)) as url:
-                for number, one in found:
-                    before = self._before(without[number].runs, one)
-                    partings.append(Parting(one, most_likely(url, before)))
-        return judge(partings, compared=compared, exact=False, between_batch_sizes=own)
+        between = None
+        if not self.exact:
+            small, large = (without[size].runs for size in BATCH_SIZES)
+            between = Share(len(divergences(small, large)), sum(len(run.requests) for run in large.values()))
+        return judge(partings, compared=compared, exact=self.exact, between_batch_sizes=between)
+
+    def _tried(self, setting: DraftSettings, own: Runs, runs: Runs) -> Tried:
+        """A draft setting as it was measured; outputs that part at a tie are not different."""
+        partings = self._partings(of_prompts(own, runs), runs)
+        return Tried(
+            setting=setting,
+            tokens_per_second=tokens_per_second(runs.values()),
+            acceptance_length=pooled(runs.values()),
+            different_outputs=sum(not parting.is_tie for parting in partings),
+        )
+
+    def _partings(self, own: Runs, other: Runs) -> list[Parting]:
+        """Where outputs part, with what the plain verifier holds likely there, where rounding may explain it."""
+        found = divergences(own, other)
+        if self.exact or not found:
+            return [Parting(one, None) for one in found]
+        with self._open(Served(None, self.asked.drafting)) as url:
+            return [Parting(one, most_likely(url, self._before(own, one))) for one in found]
 
     def _before(self, own: Runs, parting: Divergence) -> list[int]:
         """Token ids of the prompt, and of the verifier's own output before it parts."""

@@ -17,8 +17,8 @@ from aerie.benchmark.boundaries import Boundaries, compare_boundaries
 from aerie.benchmark.checklist import Cause, Circumstances, evaluate
 from aerie.benchmark.estimate import Estimate, estimate_of
 from aerie.benchmark.gates import Gate, judge_gates
-from aerie.benchmark.measures import DEFINITION, Runs, divergences, of_prompts, pooled, summarise, tokens_per_second
-from aerie.benchmark.recommendation import RULE, Tried, recommend
+from aerie.benchmark.measures import DEFINITION, Runs, summarise
+from aerie.benchmark.recommendation import RULE, recommend
 from aerie.benchmark.server import verifier_identity
 from aerie.errors import Failed
 from aerie.stages import Events
@@ -99,23 +99,13 @@ def at_temperature(bench: Bench, measured: Measured) -> dict[str, Any]:
 
 def recommendation(bench: Bench, measured: Measured) -> dict[str, Any]:
     """The draft setting to serve with (``recommended``), and what it was chosen from and by."""
-    concurrency = bench.asked.concurrency[0]
-    own = measured.without[concurrency].runs
-    tried = [
-        Tried(
-            setting=setting,
-            tokens_per_second=tokens_per_second(one.runs.values()),
-            acceptance_length=pooled(one.runs.values()),
-            different_outputs=len(divergences(of_prompts(own, one.runs), one.runs)) if bench.exact else 0,
-        )
-        for setting, one in measured.tried
-    ]
+    tried = measured.tried
     best = recommend(tried)
     return {
         "recommended": (best.setting if best else bench.asked.drafting).model_dump(),
         "recommendation": {
             "rule": RULE if tried else "the configured draft setting: benchmark.sweep names no other to compare with",
-            "concurrency": concurrency,
+            "concurrency": bench.asked.concurrency[0],
             "tried": [
                 {
                     **one.setting.model_dump(),
