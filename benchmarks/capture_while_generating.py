@@ -26,6 +26,8 @@ from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import PipelineSettings, load_settings
 from aerie.stages import Events, StageRequest
 
+LEASE_SECONDS = 3600  # while the other server starts, or has its turn
+
 
 def main() -> None:
     options = arguments()
@@ -76,8 +78,9 @@ def arguments() -> argparse.Namespace:
 
 def request_of(root: Path, settings: PipelineSettings, dataset: str, capture: str) -> StageRequest:
     hidden = settings.hidden_states.model_copy(update={"capture": capture, "free_share": 0.0})
+    serving = settings.serving.model_copy(update={"lease_seconds": LEASE_SECONDS})
     return StageRequest(
-        settings=settings.model_copy(update={"hidden_states": hidden}),
+        settings=settings.model_copy(update={"hidden_states": hidden, "serving": serving}),
         data_root=root, server_folder=root / "server", edition="benchmark", dataset=dataset, run_id="benchmark",
     )  # fmt: skip
 
