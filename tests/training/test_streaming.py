@@ -190,6 +190,17 @@ def test_a_stage_that_was_killed_is_noticed_by_the_trainer_that_waits(corpus):
     assert f"process {stage.pid}" in outcome.reason
 
 
+def test_a_worker_that_outlived_its_trainer_takes_no_row_of_the_next_one(corpus, monkeypatch):
+    with StateStream(plan(corpus), Server(corpus), lambda _: None):
+        first, second, *_ = (use.row for use in plan(corpus).order.uses(None))
+        worker = StreamedStates(corpus.files.hidden_states)
+        assert not isinstance(worker.get_cached(first), SampleUnavailable)
+        monkeypatch.setattr("os.getppid", lambda: 1)
+        assert worker.get_cached(second).fatal
+        monkeypatch.undo()
+        assert not isinstance(StreamedStates(corpus.files.hidden_states).get_cached(second), SampleUnavailable)
+
+
 def test_a_row_asked_for_out_of_turn_fails_after_a_bounded_wait(corpus):
     server = Server(corpus)
     transfer = StreamedStates(corpus.files.hidden_states)

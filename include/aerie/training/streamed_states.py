@@ -36,21 +36,31 @@ class StreamedStates(HiddenStatesTransfer):  # type: ignore[misc]
     def _stream(self) -> Stream:
         return read_stream(self._folder)
 
+    @cached_property
+    def _parent(self) -> int:
+        """Whoever started this process: the stage, or the trainer for a data loader worker."""
+        return os.getppid()
+
     def get_cached(self, file_idx: int) -> dict[str, torch.Tensor] | SampleUnavailable:
         """States of corpus row ``file_idx``, waited for.
 
         Raises:
             Failed: they did not come in time, or cannot be read.
         """
-        stream, began = self._stream, time.monotonic()
+        stream, parent, began = self._stream, self._parent, time.monotonic()
         look_at = began
-        while (state := take(self._folder, file_idx)) is None:
+        while True:
+            if os.getppid() != parent:  # a worker of a trainer that was killed must not take what is for the next one
+                return _ended(f"process {parent}, which started this one, is gone")
+            state = take(self._folder, file_idx)
+            if state is not None:
+                return {"token_ids": state.token_ids, "hidden_states": state.hidden_states}
             now = time.monotonic()
             if now >= look_at:
                 look_at = now + LOOK_FOR_END_SECONDS
                 reason = why_ended(self._folder, stream)
                 if reason is not None:
-                    return SampleUnavailable(reason=reason, counts_as_failure=True, consecutive_failures=1, fatal=True)
+                    return _ended(reason)
             if now - began > stream.wait_seconds:
                 raise Failed(
                     f"{self._folder}: the states of corpus row {file_idx} were not captured within "
@@ -58,11 +68,14 @@ class StreamedStates(HiddenStatesTransfer):  # type: ignore[misc]
                     "another order than they are captured in; check training.extra_arguments"
                 )
             time.sleep(POLL_SECONDS)
-        return {"token_ids": state.token_ids, "hidden_states": state.hidden_states}
 
     def get_generated(self, hs_transfer_params: dict[str, Any]) -> dict[str, torch.Tensor] | None:
         """Nothing is generated on demand: every row is captured in its turn."""
         raise NotImplementedError(f"streamed states are never asked for by parameters: {hs_transfer_params}")
+
+
+def _ended(reason: str) -> SampleUnavailable:
+    return SampleUnavailable(reason=reason, counts_as_failure=True, consecutive_failures=1, fatal=True)
 
 
 @HiddenStatesBackend.register(BACKEND)
