@@ -99,14 +99,11 @@ class Edition:
                 "device": "cpu",
                 "context_length": 512,
                 "mem_fraction_static": 0.2,
-                "max_total_tokens": 4096,
+                "max_total_tokens": 8192,
                 "chunked_prefill_size": 32,
                 "max_running_requests": 32,
                 "start_timeout_seconds": 900,
-                # Admits more than the pool will hold: what decodes has to be retracted.
-                "extra_arguments": [
-                    *("--skip-tokenizer-init", "--enable-mixed-chunk", "--schedule-conservativeness", "0.02"),
-                ],
+                "extra_arguments": ["--skip-tokenizer-init", "--enable-mixed-chunk"],
             },
             "datasets": {"B1_glaive": {"source": {"reader": "any", "path": "x", "licence": "mit"}}},
             "generation": {"progress_seconds": 0.5, "request_timeout_seconds": 120},
