@@ -15,6 +15,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -142,21 +143,24 @@ def with_transformers(request: StageRequest, events: Events) -> tuple[float, flo
 def with_sglang(request: StageRequest, events: Events) -> tuple[float, float]:
     # Random weights without a tokenizer answer no question: the servers are not asked any.
     configured.probing_of = lambda *_: None  # type: ignore[assignment]
-    settings = request.settings
-    arguments = (*SERVER_ARGUMENTS, "--disable-radix-cache")
-    serving = settings.serving.model_copy(update={"extra_arguments": arguments})
-    without = settings.model_copy(update={"serving": serving})
-    plan = configured.plan_configured(without, "generate")
+    settings, clients = request.settings, request.settings.hidden_states.concurrency
+    rows = list(corpus(request))
+    # Other tokens than those that are timed: a generating server keeps prefixes.
+    warming = [replace(row, input_ids=row.input_ids[::-1]) for row in rows[:16]]
     try:
         handle = configured.ensure_configured(
-            without, plan, folder=request.server_folder, owner=request.run_id, events=events
+            settings,
+            configured.plan_configured(settings, "generate"),
+            folder=request.server_folder,
+            owner=request.run_id,
+            events=events,
         )
-        asyncio.run(ask(handle.url, list(corpus(request))[:16], settings.hidden_states.concurrency))
-        bare = asyncio.run(ask(handle.url, list(corpus(request)), settings.hidden_states.concurrency))
+        asyncio.run(ask(handle.url, warming, clients))
+        bare = asyncio.run(ask(handle.url, rows, clients))
         client.stop(request.server_folder)
         write_json(request.files.manifest("forecast"), forecast_manifest(resolve_layers(settings).auxiliary))
         handle = backend_sglang.ensure_capture_server(request, events)
-        asyncio.run(ask(handle.url, list(corpus(request))[:16], settings.hidden_states.concurrency))
+        asyncio.run(ask(handle.url, warming, clients))
         return bare, captured(request, events)
     finally:
         client.stop(request.server_folder)
