@@ -195,7 +195,7 @@ def test_a_worker_that_outlived_its_trainer_takes_no_row_of_the_next_one(corpus,
         first, second, *_ = (use.row for use in plan(corpus).order.uses(None))
         worker = StreamedStates(corpus.files.hidden_states)
         assert not isinstance(worker.get_cached(first), SampleUnavailable)
-        monkeypatch.setattr("os.getppid", lambda: 1)
+        monkeypatch.setattr("os.getppid", lambda: 0)  # nobody has this one
         assert worker.get_cached(second).fatal
         monkeypatch.undo()
         assert not isinstance(StreamedStates(corpus.files.hidden_states).get_cached(second), SampleUnavailable)
