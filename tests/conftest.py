@@ -20,6 +20,8 @@ TEMPLATE = "aerie_template"
 os.environ.setdefault("AERIE_CONFIG", str(Path(__file__).parents[1] / "demo" / "config.yaml"))
 # Airflow serialises the DAGs only with the timetable that Aerie's plugin registers.
 os.environ.setdefault("AIRFLOW__CORE__PLUGINS_FOLDER", str(Path(__file__).parents[1] / "plugins"))
+# A shell has whatever it starts in the background ignore Ctrl-C, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
