@@ -14,11 +14,18 @@ from aerie.errors import BadInput, one_line
 from aerie.pipeline import DEFAULT_EDITION
 from aerie.settings.benchmark_target import BenchmarkTarget
 from aerie.settings.machine import data_root, models_root, server_folder
-from aerie.settings.pipeline import DATASET_KEYS, BenchmarkSettings, PipelineSettings, PositiveInt, ServerUrl
+from aerie.settings.pipeline import (
+    DATASET_KEYS,
+    BenchmarkSettings,
+    DraftSettings,
+    PipelineSettings,
+    PositiveInt,
+    ServerUrl,
+)
 from aerie.settings.profile import Frozen
 from aerie.stages import StageRequest
 
-DRAFT_SETTINGS = ("num_steps", "eagle_topk", "num_draft_tokens")
+DRAFT_SETTINGS = tuple(DraftSettings.model_fields)
 
 
 class BenchmarkParameters(Frozen):

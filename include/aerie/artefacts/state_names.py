@@ -1,5 +1,7 @@
 """What state files are called; needs nothing, so that the control side can name them without torch."""
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,3 +16,11 @@ def state_name(sample_id: str) -> str:
 def state_path(states: Path, name: str) -> Path:
     """Path of the state file called ``name`` in the folder ``states``."""
     return states / f"{name}{SUFFIX}"
+
+
+def present_bytes(states: Path, sample_ids: Iterable[str]) -> int:
+    """Bytes of the state files of these samples that are in the folder ``states``; those of others do not count."""
+    if not states.is_dir():
+        return 0
+    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(states)}
+    return sum(sizes.get(state_path(states, state_name(sample_id)).name, 0) for sample_id in sample_ids)

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from aerie.artefacts.files import fingerprint_of, sha256_of
 from aerie.benchmark.checklist import ALGORITHM
 from aerie.errors import BadInput, Failed, Retryable
-from aerie.serving.client import POOLED_QUEUE_SECONDS, held
-from aerie.serving.configured import ensure_configured, plan_configured
+from aerie.serving.client import held
+from aerie.serving.configured import ensure_for_stage, plan_configured
 from aerie.serving.plan import DrafterPlan, checkpoint_identity
 from aerie.settings.pipeline import AROUND_THE_SERVER, DraftSettings
 from aerie.stages import Events, StageRequest
@@ -38,15 +38,7 @@ def benchmark_server(
     """
     settings = request.settings
     plan = plan_configured(settings, "benchmark", drafter=drafter_plan(drafter, drafting))
-    handle = ensure_configured(
-        settings,
-        plan,
-        folder=request.server_folder,
-        owner=request.run_id,
-        events=events,
-        queue_seconds=POOLED_QUEUE_SECONDS,
-        keeper=request.keeper,
-    )
+    handle = ensure_for_stage(request, plan, events)
     with held(handle, lease_seconds=settings.serving.lease_seconds):
         yield handle.url
 

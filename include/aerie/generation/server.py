@@ -11,8 +11,8 @@ from aerie.artefacts.files import write_text
 from aerie.errors import AerieError, BadInput
 from aerie.generation.client import HEALTH_SECONDS, ServerInfo
 from aerie.hidden_states.launch import generation_hooks
-from aerie.serving.client import POOLED_QUEUE_SECONDS, ServerHandle, evidence, renew, stop
-from aerie.serving.configured import ensure_configured, plan_configured
+from aerie.serving.client import ServerHandle, evidence, renew, stop
+from aerie.serving.configured import ensure_for_stage, plan_configured
 from aerie.serving.errors import KeeperUnreachable, NotReady
 from aerie.serving.evidence import Evidence
 from aerie.settings.pipeline import PipelineSettings
@@ -53,15 +53,8 @@ def ensure(request: StageRequest, events: Events) -> Server:
         AerieError: as ``aerie.serving.client.ensure_server`` raises.
     """
     settings = request.settings
-    handle = ensure_configured(
-        settings,
-        plan_configured(settings, "generate", forward_hooks=generation_hooks(request)),
-        folder=request.server_folder,
-        owner=request.run_id,
-        events=events,
-        queue_seconds=POOLED_QUEUE_SECONDS,
-        keeper=request.keeper,
-    )
+    plan = plan_configured(settings, "generate", forward_hooks=generation_hooks(request))
+    handle = ensure_for_stage(request, plan, events)
     renewal = Renewal(handle, settings.serving.lease_seconds, events.progress)
     end = None if handle.external_identity is not None else lambda: end_stuck(handle)
     return Server(handle.url, handle.launch_token, renewal, end)

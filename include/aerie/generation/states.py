@@ -7,28 +7,31 @@ what is not written is left to the stage ``capture``, and what is wrong is found
 """
 
 import asyncio
-import json
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aerie.artefacts.response_log import Response
-from aerie.artefacts.state_names import SUFFIX, state_name, state_path
+from aerie.artefacts.state_names import present_bytes, state_name, state_path
 from aerie.generation.client import GenerateClient, RequestFailed, ServerGone
 from aerie.generation.prompts import GenerationPrompt
 from aerie.hidden_states.forecast import Forecast, forecast_disk, require_fit
 from aerie.hidden_states.identity import bind_states, capture_identity
 from aerie.hidden_states.layers import CapturedLayers, planned_layers
-from aerie.hidden_states.protocol import GeneratedRequest, failure_path, generated_key, hook_failure_path
+from aerie.hidden_states.protocol import (
+    GeneratedRequest,
+    failure_path,
+    generated_key,
+    hook_failure_path,
+    why_not_written,
+)
 from aerie.settings.pipeline import DatasetSettings
 from aerie.stages import Events, StageRequest
 
 MOST_ASKED_AT_ONCE = 32
 FILE_SECONDS = 120.0
 SETTLE_SECONDS = 300.0
-FILE_POLL_SECONDS = 0.05
 NOT_CAPTURED = "states_not_captured"
 
 
@@ -98,7 +101,7 @@ def forecast_generated(
         ),
         layers=layers,
         folder=request.files.states,
-        present_bytes=_present_bytes(request.files.states, prompts),
+        present_bytes=present_bytes(request.files.states, (prompt.sample_id for prompt in prompts)),
         free_share=settings.hidden_states.free_share,
     )
 
@@ -125,13 +128,6 @@ def most_kept_tokens(
         mean_prompt = sum(len(prompt.prompt_ids) for prompt in usable) / len(usable)
         bounds.append(int(dataset.budget_tokens * (1 + mean_prompt / mean)))
     return min(bounds)
-
-
-def _present_bytes(states: Path, prompts: Sequence[GenerationPrompt]) -> int:
-    if not states.is_dir():
-        return 0
-    names = {f"{state_name(prompt.sample_id)}{SUFFIX}" for prompt in prompts}
-    return sum(path.stat().st_size for path in states.iterdir() if path.name in names)
 
 
 class StateKeeper:
@@ -210,18 +206,7 @@ class StateKeeper:
             await self._client.finish(request.request_id, ids, own_cache=request.key)
         except (RequestFailed, ServerGone) as error:
             return str(error)
-        deadline = time.monotonic() + FILE_SECONDS
-        while not path.exists():
-            for told in (failure, hook_failure_path(states)):
-                if told.exists():
-                    return str(json.loads(told.read_text(encoding="utf-8"))["reason"])
-            if time.monotonic() > deadline:
-                return (
-                    f"{path} was not written within {FILE_SECONDS:.0f} s: the server writes to another folder, its "
-                    "disk is full, or the hooked modules have other names (profile: module_prefix); see its log"
-                )
-            await asyncio.sleep(FILE_POLL_SECONDS)
-        return None
+        return await why_not_written(states, request.name, seconds=FILE_SECONDS)
 
 
 def request_id(sample_id: str, unique: str) -> str:

@@ -9,8 +9,8 @@ from aerie.artefacts.corpus import CorpusRow
 from aerie.hidden_states.client import Capture, CaptureTarget
 from aerie.hidden_states.launch import capture_hooks
 from aerie.hidden_states.record import CaptureRecord
-from aerie.serving.client import POOLED_QUEUE_SECONDS, ServerHandle, renew
-from aerie.serving.configured import ensure_configured, plan_configured
+from aerie.serving.client import ServerHandle, renew
+from aerie.serving.configured import ensure_for_stage, plan_configured
 from aerie.stages import Events, StageRequest
 
 ROWS_AT_ONCE = 64
@@ -65,13 +65,5 @@ def ensure_capture_server(request: StageRequest, events: Events) -> ServerHandle
         BadInput: the settings cannot work in this phase.
         AerieError: the server does not come up (``aerie.serving.client.ensure_server``).
     """
-    settings = request.settings
-    return ensure_configured(
-        settings,
-        plan_configured(settings, "capture", forward_hooks=capture_hooks(request)),
-        folder=request.server_folder,
-        owner=request.run_id,
-        events=events,
-        queue_seconds=POOLED_QUEUE_SECONDS,
-        keeper=request.keeper,
-    )
+    plan = plan_configured(request.settings, "capture", forward_hooks=capture_hooks(request))
+    return ensure_for_stage(request, plan, events)

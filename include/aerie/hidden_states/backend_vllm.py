@@ -10,13 +10,12 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 from datasets import load_from_disk
 from hs_connectors import FileBackend
 
@@ -26,7 +25,7 @@ from aerie.errors import Failed, Retryable
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.hidden_states.record import CaptureRecord
 from aerie.ports import free_port
-from aerie.processes import die_with_parent
+from aerie.processes import ProcessIdentity, die_with_parent, stop_trees
 from aerie.serving.client import require_unused
 from aerie.settings.machine import variables_of
 from aerie.settings.pipeline import PipelineSettings
@@ -201,13 +200,10 @@ def _process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byt
         try:
             yield process
         finally:
-            if process.poll() is None:
-                process.terminate()
-            try:
-                process.wait(timeout=STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            # With its workers, which hold the GPUs.
+            if identity := ProcessIdentity.of_or_none(process.pid):
+                stop_trees([identity], grace_seconds=STOP_SECONDS)
+            process.wait()
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path, *, seconds: float) -> None:
@@ -222,9 +218,8 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path, *
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=HEALTH_SECONDS) as answer:  # noqa: S310 - http, ours
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return httpx.get(f"{url}/health", timeout=HEALTH_SECONDS).is_success
+    except httpx.TransportError:
         return False
 
 

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,12 +12,11 @@ import tenacity
 from aerie.artefacts.corpus import CorpusRow
 from aerie.artefacts.state_files import state_name
 from aerie.errors import AerieError, Failed, Retryable
-from aerie.hidden_states.protocol import CapturedRequest, failure_path, hook_failure_path
+from aerie.hidden_states.protocol import CapturedRequest, failure_path, hook_failure_path, why_not_written
 from aerie.hidden_states.record import CaptureRecord
 
 ATTEMPTS = 3
 FILE_TIMEOUT_SECONDS = 120.0
-FILE_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -77,10 +74,11 @@ class Capture:
 
     async def _capture(self, session: aiohttp.ClientSession, row: CorpusRow) -> None:
         request = CapturedRequest(name=state_name(row.sample_id), tokens=len(row.input_ids))
-        failure = failure_path(self._record.states, request.name)
-        failure.unlink(missing_ok=True)
+        failure_path(self._record.states, request.name).unlink(missing_ok=True)
         await self._prefill(session, row, request)
-        await self._wait(self._record.path_of(row), failure)
+        reason = await why_not_written(self._record.states, request.name, seconds=FILE_TIMEOUT_SECONDS)
+        if reason is not None:
+            raise Failed(f"{self._record.path_of(row).name}: {reason}")
         await asyncio.to_thread(self._record.accept, row)
 
     @tenacity.retry(
@@ -105,22 +103,6 @@ class Capture:
         if response.status != 200:
             raise Failed(f"{self._target.url}: status {response.status} for sample {row.sample_id}: {text[:500]}")
         _check_answer(json.loads(text), row)
-
-    async def _wait(self, path: Path, failure: Path) -> None:
-        deadline = time.monotonic() + FILE_TIMEOUT_SECONDS
-        hook_failure = hook_failure_path(self._record.states)
-        while not path.exists():
-            for reported in (failure, hook_failure):
-                if reported.exists():
-                    reason = json.loads(reported.read_text(encoding="utf-8"))["reason"]
-                    raise Failed(f"{path.name}: the hook inside the server could not capture it: {reason}")
-            if time.monotonic() > deadline:
-                raise Failed(
-                    f"{path.name}: prefilled, but not written {FILE_TIMEOUT_SECONDS:.0f} s later: the server was not "
-                    "launched with Aerie's forward hooks, writes to another folder, or the hooked modules have other "
-                    "names (profile: module_prefix); see the server's log for 'No modules matched hook spec'"
-                )
-            await asyncio.sleep(FILE_POLL_SECONDS)
 
 
 def _check_answer(answer: dict[str, Any], row: CorpusRow) -> None:

@@ -5,8 +5,9 @@ Wrong layers, a layer off by one, or states after the norm raise no error anywhe
 CPU: set ``hidden_states.parity_rows`` to 0 for those.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from aerie.errors import Failed
 from aerie.hidden_states.decoder import layers_of, load_decoder, streams_of
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.settings.pipeline import PipelineSettings
+from aerie.stages import Events
 
 STORAGE_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-3}
 FP8_TOLERANCE = 8e-2
@@ -38,6 +40,26 @@ class Parity:
     tolerance: float
 
 
+def parity_of_rows(
+    rows: Iterable[CorpusRow], states: Path, layers: CapturedLayers, settings: PipelineSettings, events: Events
+) -> Parity | None:
+    """Compare the first of ``rows``, as many as the settings say, and tell of it; None, and said, where none are.
+
+    Raises:
+        Failed: as ``compare_with_transformers``.
+    """
+    wanted = settings.hidden_states.parity_rows
+    if not wanted:
+        events.progress("captured states are not compared with transformers: hidden_states.parity_rows is 0")
+        return None
+    parity = compare_with_transformers(list(islice(rows, wanted)), states, layers, settings)
+    events.progress(
+        f"captured states of {parity.rows} rows equal transformers to {parity.maximum_relative:.2g} of their norm "
+        f"(allowed {parity.tolerance:g}), {parity.maximum_absolute:.2g} at most"
+    )
+    return parity
+
+
 def compare_with_transformers(
     rows: Sequence[CorpusRow], states: Path, layers: CapturedLayers, settings: PipelineSettings
 ) -> Parity:
@@ -54,7 +76,7 @@ def compare_with_transformers(
     for row in rows:
         captured = read_states(state_path(states, state_name(row.sample_id))).hidden_states.float()
         streams = reference.residual_streams(torch.from_numpy(row.input_ids.astype(np.int64)))
-        _refuse_after_norm(row, captured[:, -1], reference.after_norm(streams[-1]))
+        _refuse_after_norm(row, captured[:, -1], streams[-1], reference.after_norm(streams[-1]))
         for slot, layer in enumerate((*layers.auxiliary, layers.decoder_layers)):
             differences = (streams - captured[:, slot]).norm(dim=(1, 2)) / streams.norm(dim=(1, 2))
             _require(row, slot, layer, differences, tolerance)
@@ -63,9 +85,9 @@ def compare_with_transformers(
     return Parity(rows=len(rows), maximum_relative=relative, maximum_absolute=absolute, tolerance=tolerance)
 
 
-def _refuse_after_norm(row: CorpusRow, last: torch.Tensor, after_norm: torch.Tensor) -> None:
-    difference = float((after_norm - last).norm() / after_norm.norm())
-    if difference < SAME:
+def _refuse_after_norm(row: CorpusRow, last: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> None:
+    difference = float((after - last).norm() / after.norm())
+    if difference < SAME and difference < float((before - last).norm() / before.norm()):
         raise Failed(
             f"sample {row.sample_id}, last slot: captured states are those after the final norm (relative difference "
             f"{difference:.2g}), not those before it"

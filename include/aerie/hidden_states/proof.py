@@ -18,7 +18,7 @@ from aerie.hidden_states.capturing import capture_rows
 from aerie.hidden_states.identity import bind_states, capture_identity
 from aerie.hidden_states.last_slot import ROWS, measure_last_slot, require_last_slot
 from aerie.hidden_states.layers import CapturedLayers
-from aerie.hidden_states.parity import compare_with_transformers
+from aerie.hidden_states.parity import parity_of_rows
 from aerie.hidden_states.streaming import STREAMED, file_bytes
 from aerie.stages import Events, StageRequest, StageResult
 
@@ -109,10 +109,7 @@ def _examine(
 ) -> dict[str, Any]:
     """Parity with transformers, what the verifier's head reads in the last slot, and each slot's median magnitude."""
     files, settings = request.files, request.settings
-    parity = None
-    if wanted := settings.hidden_states.parity_rows:
-        parity = compare_with_transformers(rows[:wanted], files.states, layers, settings)
-        events.progress(f"captured states of {parity.rows} rows equal transformers to {parity.maximum_relative:.2g}")
+    parity = parity_of_rows(rows, files.states, layers, settings, events)
     last_slot = measure_last_slot(
         rows, lambda row: state_path(files.states, state_name(row.sample_id)), settings.verifier.path
     )

@@ -1,4 +1,4 @@
-"""What the capturing client and the hook inside the server agree on; standard library only, both sides import it.
+"""What the capturing client and the hook inside the server agree on; no package is needed, both sides import it.
 
 A request's id carries the name of its state file and its length in tokens, because the server shows a hook only the
 chunk at hand: ``capture-<tokens>-<name>``. A sample that is being generated has no length yet: it is
@@ -6,17 +6,23 @@ chunk at hand: ``capture-<tokens>-<name>``. A sample that is being generated has
 response, asks for them: ``finish-<tokens>-<id of the first>``. Requests with other ids, such as warm-up, are ignored.
 """
 
+import asyncio
+import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from aerie.artefacts.state_names import state_path
+
 REQUEST_ID = re.compile(r"capture-(?P<tokens>\d+)-(?P<name>.+)")
 GENERATED_ID = re.compile(r"(finish-(?P<tokens>\d+)-)?(?P<key>generate-(?P<name>[^:]+):.+)")
 HOOK_FACTORY = "aerie.hidden_states.server_hook:factory"
 BATCH_ROLE = "batch"
+FILE_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,28 @@ def failure_path(states: Path, name: str) -> Path:
 def hook_failure_path(states: Path) -> Path:
     """Where the hook says why it cannot capture anything."""
     return states / "hook.failed.json"
+
+
+async def why_not_written(states: Path, name: str, *, seconds: float) -> str | None:
+    """Wait until the hook has written the state file ``name``; None then, else why it has not."""
+    path = state_path(states, name)
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        for told in (failure_path(states, name), hook_failure_path(states)):
+            if told.exists():
+                return f"the hook inside the server could not capture it: {_reason(told)}"
+        if time.monotonic() > deadline:
+            return (
+                f"it was computed, but not written {seconds:.0f} s later: the server was not launched with Aerie's "
+                "forward hooks, writes to another folder, or the hooked modules have other names (profile: "
+                "module_prefix); see the server's log for 'No modules matched hook spec'"
+            )
+        await asyncio.sleep(FILE_POLL_SECONDS)
+    return None
+
+
+def _reason(told: Path) -> str:
+    return str(json.loads(told.read_text(encoding="utf-8"))["reason"])
 
 
 def forward_hooks(

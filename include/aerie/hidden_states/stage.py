@@ -1,17 +1,16 @@
 """The stages ``forecast`` and ``capture``."""
 
-import os
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_batches, iterate_rows
+from aerie.artefacts.corpus import DATASET_FOLDER, iterate_batches, iterate_rows
 from aerie.artefacts.files import fingerprint_of
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import Manifest, answered_by, describe_output, read_manifest, write_manifest
-from aerie.artefacts.state_files import link_path, link_rows, state_name, state_path
+from aerie.artefacts.state_files import link_path, link_rows, state_name
 from aerie.artefacts.state_index import INDEX_FILE, iterate_index, shard_index, write_index, write_shard_index
+from aerie.artefacts.state_names import present_bytes
 from aerie.corpus.stage import read_corpus
 from aerie.errors import BadInput
 from aerie.hidden_states.capturing import CapturedRows, capture_rows, require_magnitudes
@@ -19,7 +18,7 @@ from aerie.hidden_states.forecast import EXPECTED, CaptureRate, Forecast, foreca
 from aerie.hidden_states.identity import bind_states, capture_identity
 from aerie.hidden_states.last_slot import measure_last_slot, spaced_rows
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
-from aerie.hidden_states.parity import Parity, compare_with_transformers
+from aerie.hidden_states.parity import parity_of_rows
 from aerie.hidden_states.proof import prove
 from aerie.hidden_states.record import CaptureProgress
 from aerie.hidden_states.shards import iterate_own, merged, rows_of_rank
@@ -76,7 +75,7 @@ def _forecast(request: StageRequest, corpus: Manifest, layers: CapturedLayers) -
         tokens=tokens,
         layers=layers,
         folder=files.hidden_states,
-        present_bytes=_present_bytes(files),
+        present_bytes=present_bytes(files.states, _sample_ids(files)),
         free_share=settings.hidden_states.free_share,
         window_bytes=window_bytes(settings, layers, tokens=tokens, rows=corpus.counts["rows"]),
         epochs=settings.training.epochs,
@@ -104,17 +103,9 @@ def _measured_rate(request: StageRequest) -> float | None:
     return rate
 
 
-def _present_bytes(files: EditionFiles) -> int:
-    """Bytes of the state files that are there; those of samples that left the corpus do not count."""
-    if not files.states.is_dir():
-        return 0
-    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(files.states)}
-    sample_ids = (
-        sample_id
-        for batch in iterate_batches(files.corpus / DATASET_FOLDER)
-        for sample_id in batch.column("sample_id").to_pylist()
-    )
-    return sum(sizes.get(state_path(files.states, state_name(sample_id)).name, 0) for sample_id in sample_ids)
+def _sample_ids(files: EditionFiles) -> Iterator[str]:
+    for batch in iterate_batches(files.corpus / DATASET_FOLDER):
+        yield from batch.column("sample_id").to_pylist()
 
 
 def capture(request: StageRequest, events: Events) -> StageResult:
@@ -147,7 +138,7 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     identity = capture_identity(request, layers)
     fingerprint = fingerprint_of({"corpus": corpus.counts["corpus_fingerprint"], **identity})
     if request.settings.hidden_states.rank is not None:
-        return _capture_rank(request, corpus, layers, identity, events)
+        return _capture_rank(request, request.settings.hidden_states.rank, corpus, layers, identity, events)
     manifest_path = files.manifest("capture")
     answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
     if answer is not None and not _changed_states(files):
@@ -159,7 +150,7 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     bind_states(files, identity, discard=request.force)
     require_fit(_forecast(request, corpus, layers))
     captured = _captured(request, corpus, layers, events)
-    parity = _parity(request, layers, iterate_rows(files.corpus / DATASET_FOLDER), events)
+    parity = parity_of_rows(iterate_rows(files.corpus / DATASET_FOLDER), files.states, layers, request.settings, events)
     link_rows(files.hidden_states, files.states, [state_name(state.sample_id) for state in captured.states])
     last_slot = measure_last_slot(
         spaced_rows(files, len(captured.states)),
@@ -212,17 +203,16 @@ def _captured(request: StageRequest, corpus: Manifest, layers: CapturedLayers, e
 
 
 def _capture_rank(
-    request: StageRequest, corpus: Manifest, layers: CapturedLayers, identity: dict[str, Any], events: Events
+    request: StageRequest, rank: int, corpus: Manifest, layers: CapturedLayers, identity: dict[str, Any], events: Events
 ) -> StageResult:
     """Capture the rows of one rank, and write their index; other ranks may do so at the same time."""
-    files, settings = request.files, request.settings.hidden_states
-    rank, world_size = settings.rank or 0, settings.world_size
+    files, world_size = request.files, request.settings.hidden_states.world_size
     _require_context(request, corpus)
     bind_states(files, identity, discard=False)
     require_fit(_forecast(request, corpus, layers))
     own = rows_of_rank(corpus.counts["rows"], rank=rank, world_size=world_size)
     captured = capture_rows(request, layers, events, lambda: iterate_own(files, own), count=len(own))
-    _parity(request, layers, iterate_own(files, own), events)
+    parity_of_rows(iterate_own(files, own), files.states, layers, request.settings, events)
     write_shard_index(shard_index(files.hidden_states, rank, world_size), captured.states)
     events.progress(f"rank {rank} of {world_size} has the states of its {len(own)} rows")
     figures = {"rank": rank, "world_size": world_size, "rows": len(own)}
@@ -267,16 +257,3 @@ def _require_context(request: StageRequest, corpus: Manifest) -> None:
             f"the longest corpus row has {longest} tokens, but serving.context_length is {context} and one "
             "token more is sampled: raise it, or lower corpus.maximum_length and merge again"
         )
-
-
-def _parity(request: StageRequest, layers: CapturedLayers, rows: Iterator[CorpusRow], events: Events) -> Parity | None:
-    wanted = request.settings.hidden_states.parity_rows
-    if not wanted:
-        events.progress("captured states are not compared with transformers: hidden_states.parity_rows is 0")
-        return None
-    parity = compare_with_transformers(list(islice(rows, wanted)), request.files.states, layers, request.settings)
-    events.progress(
-        f"captured states of {parity.rows} rows equal transformers to {parity.maximum_relative:.2g} of their norm "
-        f"(allowed {parity.tolerance:g}), {parity.maximum_absolute:.2g} at most"
-    )
-    return parity

@@ -8,7 +8,14 @@ from pydantic import ValidationError
 
 from aerie.errors import BadInput, one_line
 from aerie.serving.calibration import deviation
-from aerie.serving.client import QUEUE_SECONDS, ServerHandle, ensure_server, status, use_external
+from aerie.serving.client import (
+    POOLED_QUEUE_SECONDS,
+    QUEUE_SECONDS,
+    ServerHandle,
+    ensure_server,
+    status,
+    use_external,
+)
 from aerie.serving.errors import OutOfMemory
 from aerie.serving.plan import DrafterPlan, Phase, ServerPlan
 from aerie.serving.preflight import PreflightOptions
@@ -16,7 +23,7 @@ from aerie.serving.probing import probing_of
 from aerie.serving.reductions import reduced, reductions_path
 from aerie.settings.machine import python_of
 from aerie.settings.pipeline import PipelineSettings, ServingSettings
-from aerie.stages import Events, KeeperPlace
+from aerie.stages import Events, KeeperPlace, StageRequest
 
 
 def plan_configured(
@@ -88,6 +95,23 @@ def ensure_configured(
         events.lease(lease.model_dump(mode="json"))
     hand_on_observation(handle, events)
     return handle
+
+
+def ensure_for_stage(request: StageRequest, plan: ServerPlan, events: Events) -> ServerHandle:
+    """Have a ready server of this plan for a stage that uses it, held in the name of its run.
+
+    Raises:
+        AerieError: as ``ensure_configured`` raises.
+    """
+    return ensure_configured(
+        request.settings,
+        plan,
+        folder=request.server_folder,
+        owner=request.run_id,
+        events=events,
+        queue_seconds=POOLED_QUEUE_SECONDS,
+        keeper=request.keeper,
+    )
 
 
 def ensure_or_smaller(

@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -17,7 +17,7 @@ import psutil
 
 import aerie
 from aerie.errors import Busy, Failed, Retryable
-from aerie.processes import die_with_parent
+from aerie.processes import descendants_of, die_with_parent, send_signal_to
 from aerie.training.trainer_log import Step, parse_step, parse_validation, says_interrupted
 
 # speculators gives up saving its interrupted state after 120 s.
@@ -219,14 +219,12 @@ def _follow(
 def _abort(process: subprocess.Popen[bytes]) -> None:
     """End the trainer with all its processes, each of which writes its threads' stacks first (faulthandler)."""
     trainer = psutil.Process(process.pid)
-    workers = trainer.children(recursive=True)
+    workers = descendants_of(trainer)
     for one in (*workers, trainer):
-        with suppress(psutil.NoSuchProcess):
-            one.send_signal(signal.SIGABRT)
+        send_signal_to(one, signal.SIGABRT)
     _, left = psutil.wait_procs(workers, timeout=ABORT_SECONDS)
     for one in left:  # nobody else would end what is left under torchrun
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
+        send_signal_to(one, signal.SIGKILL)
     try:
         process.wait(timeout=ABORT_SECONDS)
     except subprocess.TimeoutExpired:
