@@ -13,7 +13,7 @@ from aerie_airflow.assets import CORPUS, DRAFTER, validated
 from aerie_airflow.form import form
 from aerie_airflow.notifications import RunFailureNotifier, run_deadline
 from aerie_airflow.operators import CloseRunOperator, OpenRunOperator, RecordOperator, StageOperator
-from aerie_airflow.task_defaults import TASK_DEFAULTS
+from aerie_airflow.task_defaults import ASKED_AGAIN_TIMES, TASK_DEFAULTS
 from aerie_airflow.task_docs import APPROVAL_DOC, CLOSE_RUN_DOC, DAG_DOC, OPEN_RUN_DOC, RECORD_DOC, STAGE_DOCS
 from aerie_airflow.timetable import OnDemandTimetable
 
@@ -53,7 +53,13 @@ with DAG(
 
     plan = task("plan")
     approve_capture, approve_publish = (
-        GateOperator(task_id=f"approve_{step}", gate=step, doc_md=APPROVAL_DOC, trigger_rule=TriggerRule.NONE_FAILED)
+        GateOperator(
+            task_id=f"approve_{step}",
+            gate=step,
+            doc_md=APPROVAL_DOC,
+            trigger_rule=TriggerRule.NONE_FAILED,
+            retries=ASKED_AGAIN_TIMES,
+        )
         for step in ("capture", "publish")
     )
     start_generate, stop_generate = server("generate")

@@ -18,6 +18,10 @@ FAIL_FOR_GOOD = ExceptionRetryPolicy(
     ]
 )
 
+ASKED_AGAIN_TIMES = 10
+"""Airflow 3.3 can lose an answer that comes within a second or so of the question, as a program's does, when it still
+takes the waiting task for a running one; it calls that a failure and asks again."""
+
 TASK_DEFAULTS: Mapping[str, Any] = {
     "retries": 2,
     "retry_delay": timedelta(seconds=10),

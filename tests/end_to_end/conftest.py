@@ -148,15 +148,15 @@ class Run:
         return self.task_state(gate) == "awaiting_input"
 
     def decide(self, gate: str, option: str) -> None:
-        """What a person's answer to a required action does; Airflow asks again where it was still pausing the task."""
+        """What a person's answer to a required action does."""
+        self.until(lambda: self.is_asked(gate))
+        # An answer before Airflow's scheduler knows that the task waits can be lost, and the task asks again.
+        told = f"TaskInstance Finished: dag_id={DAG_ID}, task_id={gate}, run_id={self.run_id}, "
+        attempt = f"try_number={self.task(gate)['try_number']}, "
+        scheduler_log = HOME / "logs" / "scheduler.log"
+        self.until(lambda: any(told in line and attempt in line for line in scheduler_log.read_text().splitlines()))
         path = f"/dags/{DAG_ID}/dagRuns/{self.run_id}/taskInstances/{gate}/-1/hitlDetails"
-
-        def is_decided() -> bool:
-            if self.is_asked(gate):
-                self.stack.api.call("PATCH", path, body={"chosen_options": [option], "params_input": {}})
-            return self.task_state(gate) == "success"
-
-        until(is_decided)
+        self.stack.api.call("PATCH", path, body={"chosen_options": [option], "params_input": {}})
 
     def fail(self) -> None:
         """What a person's "mark as failed" of the whole run does."""
@@ -183,10 +183,10 @@ class Run:
         failed = [(name, task["try_number"]) for name, task in self.tasks().items() if task["state"] == "failed"]
         return "\n".join(f"{name}, try {number}: {self.log(name, number)[-3000:]}" for name, number in failed)
 
-    def wait(self) -> str:
-        """Wait for the run's end and return its state."""
-        until(lambda: self.has_ended)
-        return self.state
+    def must_end_as(self, state: str) -> None:
+        """Wait for the run's end."""
+        self.until(lambda: self.has_ended)
+        assert self.state == state, f"{self.states()}\n{self.last_words()}"
 
     def states(self) -> dict[str, str | None]:
         return {name: task["state"] for name, task in self.tasks().items()}

@@ -174,7 +174,7 @@ def test_the_form_explains_its_fields_and_a_wrong_value_starts_nothing(stack, br
 def test_a_task_that_fails_is_told_of_without_secrets_and_goes_on_when_what_failed_is_cleared(stack, receiver, browser):
     shutil.rmtree(SOURCE.parent, ignore_errors=True)
     run = stack.trigger(**ONE_DATASET, edition="repaired", to="prepare")
-    assert run.wait() == "failed"
+    run.must_end_as("failed")
     assert (run.task_state(PREPARE), run.task(PREPARE)["try_number"]) == ("failed", 1), "it was tried again in vain"
 
     message = told(receiver, "Aerie: task failed")
@@ -196,7 +196,7 @@ def test_a_task_that_fails_is_told_of_without_secrets_and_goes_on_when_what_fail
 
     put_source()
     run.clear_only_failed()
-    assert run.wait() == "success"
+    run.must_end_as("success")
     tries = {task: run.task(task)["try_number"] for task in ("open_run", "plan", PREPARE)}
     assert tries == {"open_run": 1, "plan": 1, PREPARE: 2}, "more than what failed was done again"
     assert "max_new_tokens: 320" in run.log(PREPARE, 2), "the log does not say what the task was asked"
@@ -224,7 +224,7 @@ def test_a_backfill_from_the_form_outwaits_a_run_of_its_data_set_which_is_marked
         waiting = backfilled(stack, "2026-02-01", EDITION)
     running.until(lambda: waiting.task_state(PREPARE) == "up_for_reschedule")
     running.fail()
-    assert running.wait() == "failed"
+    running.must_end_as("failed")
     assert (running.task_state(GENERATE), running.task_state(STOP)) == ("failed", "success")
     (row,) = alerts_of(running, "run_failed")
     assert GENERATE in row["message"]
@@ -233,7 +233,7 @@ def test_a_backfill_from_the_form_outwaits_a_run_of_its_data_set_which_is_marked
     lease = read_lease(stack.server_folder)
     assert lease is None or running.run_id not in lease.held_by, "a failed run holds the server"
 
-    assert waiting.wait() == "success"
+    waiting.must_end_as("success")
     assert stack.api.run(DAG_ID, waiting.run_id)["conf"]["datasets"] == [DATASET]
     states = waiting.states()
     assert {states[task] for task in (PREPARE, GENERATE, VALIDATE, STOP)} == {"success"}
@@ -281,12 +281,12 @@ def test_a_backfill_by_command_ends_with_validate_and_its_cleared_group_repeats_
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     run = backfilled(stack, "2026-02-02", EDITION)
-    assert run.wait() == "success"
+    run.must_end_as("success")
     assert (run.task_state(VALIDATE), run.task_state("merge")) == ("success", "skipped")
 
     kept = run.kept()
     run.clear(PREPARE, GENERATE, VALIDATE)
-    assert run.wait() == "success"
+    run.must_end_as("success")
     tries = {task: run.task(task)["try_number"] for task in (START, PREPARE, GENERATE, VALIDATE, STOP, "plan")}
     assert tries == {START: 2, PREPARE: 2, GENERATE: 2, VALIDATE: 2, STOP: 2, "plan": 1}
     for task in (PREPARE, GENERATE, VALIDATE):
@@ -301,18 +301,16 @@ def test_a_backfill_by_rest_asks_a_person_and_ends_as_they_decide(stack):
     wait_until_airflow_takes_another_backfill(stack)
     stack.api.call("POST", "/backfills", body=request_of_backfill("2026-02-03", **conf))
     run = backfilled(stack, "2026-02-03", "approved")
-    run.until(lambda: run.is_asked("approve_capture"))
-    assert run.task_state("forecast") == "success"
     run.decide("approve_capture", "Reject")
-    assert run.wait() == "success"
+    run.must_end_as("success")
+    assert run.task_state("forecast") == "success"
     assert run.task_state("capture") == "skipped"
     assert set(stack.query("SELECT approved FROM decisions WHERE run_id = %s", run.run_id)) == {(False,)}
     assert "rejected" in alerts_of(run, "rejected")[0]["message"]
 
     run.clear("approve_capture", downstream=True)
-    run.until(lambda: run.is_asked("approve_capture"))
     run.decide("approve_capture", "Approve")
-    assert run.wait() == "success"
+    run.must_end_as("success")
     assert (run.task_state("capture"), run.task_state("train")) == ("success", "skipped")
     ((summary,),) = stack.query("SELECT summary FROM runs WHERE run_id = %s", run.run_id)
     assert summary["hidden_states"]["files"] == summary["corpus"]["rows"]

@@ -93,5 +93,5 @@ def test_a_generating_task_that_is_ended_is_tried_again_and_goes_on_from_its_led
     os.kill(run.task(GENERATE)["pid"], signal.SIGTERM)
     run.until(lambda: run.task(GENERATE)["try_number"] == 2 and run.task_state(GENERATE) == "running")
     assert 0 < run.kept() < 120, "the task was not ended in the middle"
-    assert run.wait() == "success"
+    run.must_end_as("success")
     run.check_log_equals_ledger("B1_glaive")

@@ -108,7 +108,7 @@ def test_a_killed_workers_task_comes_back_to_its_server_and_a_task_marked_failed
 
     stage = stage_of(run, 2)
     run.fail_task(GENERATE)
-    assert run.wait() == "failed"
+    run.must_end_as("failed")
     assert "Task killed" in run.log(GENERATE, 2)
     assert stage.find() is None
     assert (run.task_state(GENERATE), run.task_state(STOP)) == ("failed", "success")
@@ -128,7 +128,7 @@ def test_a_run_that_loses_its_keeper_and_its_scheduler_still_succeeds(stack):
     scheduler = component("scheduler")
     os.kill(scheduler.pid, signal.SIGKILL)
     run.until(lambda: component("scheduler") != scheduler)
-    assert run.wait() == "success"
+    run.must_end_as("success")
     run.check_log_equals_ledger("B1_glaive")
     logs = {first.lease.log_path, second.lease.log_path}
     assert {path for path in logs_of(stack) if path.stat().st_mtime > first.lease.started_at} == logs
@@ -177,7 +177,7 @@ def test_what_a_crashed_host_left_harms_nobody_and_a_server_that_cannot_be_stopp
 
     token_path(stack.server_folder).write_text("another token")  # from now on, nobody can renew or stop the server
     run.fail()
-    assert run.wait() == "failed"
+    run.must_end_as("failed")
     assert stage.find() is None
     assert (run.task_state(GENERATE), run.task_state(STOP)) == ("failed", "failed")
     stop = run.task(STOP)

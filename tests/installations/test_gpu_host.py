@@ -233,7 +233,7 @@ def story(two_hosts: TwoHosts) -> Story:
     again = read_lease(folder)
     assert again is not None
     story = Story(two_hosts, run, killed, again, (keeper, read_address(folder)))
-    assert run.wait() == "success", run.states()
+    run.must_end_as("success")
     return story
 
 

@@ -25,10 +25,11 @@ def run(monkeypatch: pytest.MonkeyPatch, tests: tuple[Part, ...]) -> int:
 
 def test_a_failure_in_any_part_fails_all_and_is_named_at_the_end(tmp_path, monkeypatch, capsys):
     skips = "import pytest\ndef test_skips(): pytest.skip('no browser')\n"
-    bad = "def test_is_wrong(): assert False\n" + PASSES
+    bad = "def test_is_wrong(): assert 1 == 2, 'the run ended as failed'\n" + PASSES
     assert run(monkeypatch, parts(tmp_path, good=PASSES, bad=bad, other=skips + PASSES)) == 1
-    *before, named, closing = capsys.readouterr().out.splitlines()
+    *before, named, why, closing = capsys.readouterr().out.splitlines()
     assert named.endswith("test_bad::test_is_wrong")
+    assert "the run ended as failed" in why
     assert closing == "3 passed, 1 failed, 1 skipped"
     assert any(line.startswith("other         | SKIPPED") and "no browser" in line for line in before)
 
@@ -38,6 +39,6 @@ def test_a_failure_in_any_part_fails_all_and_is_named_at_the_end(tmp_path, monke
 )
 def test_tests_that_did_not_run_to_their_end_are_a_failure(tmp_path, monkeypatch, capsys, text):
     assert run(monkeypatch, parts(tmp_path, whole=PASSES, broken=text)) == 1
-    *_, named, closing = capsys.readouterr().out.splitlines()
-    assert "broken" in named
+    *before, closing = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("failed: ") and "broken" in line for line in before)
     assert closing == "1 passed, 1 failed, 0 skipped"

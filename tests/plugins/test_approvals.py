@@ -13,6 +13,7 @@ from aerie.store.connection import connected
 from aerie.store.queries.decisions import list_decisions
 from aerie.store.queries.manifests import record_manifest
 from aerie_airflow.approvals import GateOperator
+from aerie_airflow.task_defaults import ASKED_AGAIN_TIMES
 from tests.stages.test_approvals import EDITION
 
 
@@ -129,3 +130,7 @@ def test_a_gate_that_asks_nobody_does_not_keep_the_next_step_from_running(dag):
     assert dag.get_task("start_server_capture").trigger_rule == "none_failed"
     assert dag.get_task("publish").trigger_rule == "none_failed"
     assert isinstance(dag.get_task("approve_capture"), GateOperator)
+
+
+def test_a_gate_asks_again_after_more_lost_answers_than_a_stage_is_tried(dag):
+    assert dag.get_task("approve_publish").retries == ASKED_AGAIN_TIMES > dag.get_task("merge").retries

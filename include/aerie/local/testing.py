@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a part came to: tests by how they ended, and the names of the failed ones."""
+    """What a part came to: tests by how they ended, and the failed ones."""
 
     counts: Counter[str]
     failed: tuple[str, ...]
@@ -96,6 +96,8 @@ def _variables() -> dict[str, str]:
 
 
 NO_TESTS_COLLECTED = 5
+MOST_OF_A_MESSAGE = 1500
+"""Characters of a failed test's message among the last lines."""
 
 
 def _outcome_of(part: Part, report: Path, status: int) -> Outcome:
@@ -115,7 +117,9 @@ def _outcome_of(part: Part, report: Path, status: int) -> Outcome:
 
 
 def _failed_tests(suite: ElementTree.Element) -> Iterator[str]:
-    """Names of the tests that failed, or whose fixtures did."""
+    """Names of the tests that failed, or whose fixtures did, and how: CI may keep no more than the last lines."""
     for case in suite.iter("testcase"):
-        if case.find("failure") is not None or case.find("error") is not None:
-            yield f"{case.get('classname')}::{case.get('name')}".lstrip(":")
+        ends = [end for end in (case.find("failure"), case.find("error")) if end is not None]
+        if ends:
+            words = " ".join((ends[0].get("message") or "").split())
+            yield f"{case.get('classname')}::{case.get('name')}".lstrip(":") + f"\n    {words[:MOST_OF_A_MESSAGE]}"
