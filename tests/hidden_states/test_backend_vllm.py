@@ -83,6 +83,7 @@ def through(url):
     return {"backend": "vllm", "vllm": {"url": url}, "parity_rows": 0}
 
 
+@pytest.mark.slow
 def test_rows_that_the_extraction_skips_with_exit_code_0_are_named_and_the_next_try_takes_only_those(edition, server):
     rows = random_rows(9, longest=20)
     edition.merged(rows)
@@ -102,6 +103,7 @@ def test_rows_that_the_extraction_skips_with_exit_code_0_are_named_and_the_next_
     assert not (edition.files.hidden_states / "vllm").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_fails_with_the_end_of_the_log(edition):
     edition.merged(random_rows(2, longest=8))
     request = edition.request(hidden_states=through("http://127.0.0.1:9"))

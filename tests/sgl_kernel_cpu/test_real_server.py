@@ -157,6 +157,7 @@ def check_drafts(infos: list[dict[str, Any]]) -> None:
     assert max(len(info["spec_correct_drafts_histogram"]) for info in infos) > 2  # two drafts in a row, somewhere
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_llama_generates_what_transformers_does(tmp_path: Path) -> None:
     random_checkpoints.make_llama(tmp_path / "llama")
