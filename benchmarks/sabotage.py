@@ -81,7 +81,7 @@ class NotCaught(Exception):
 
 def sabotages(close_id: int) -> list[Sabotage]:
     """All of them, a healthy one first."""
-    boundaries = partial(checks_off, "training.evidence.require_boundaries")
+    boundaries = partial(checks_off, "corpus.boundaries.require_boundaries")
     last_slot = partial(checks_off, "training.evidence.require_last_slot")
     layers = partial(checks_off, "training.stage.require_captured_layers")
     return [
@@ -114,7 +114,7 @@ def copied(source: Path, pipeline: Pipeline) -> None:
 
 
 def prepare(pipeline: Pipeline, sabotage: Sabotage) -> None:
-    """Run the stages up to ``capture`` with the sabotage in them."""
+    """Run the stages up to ``forecast`` with the sabotage in them."""
     if sabotage.rows is not None:
         pipeline.change_samples(sabotage.rows)
     if sabotage.stale_vocabulary:
@@ -137,7 +137,11 @@ def stopped(pipeline: Pipeline) -> str:
     def begin(*_: Any) -> None:
         raise NotCaught
 
-    for name, run in (("capture", pipeline.capture), ("train", pipeline.train)):
+    for name, run in (
+        ("forecast", pipeline.forecast),
+        ("capture", pipeline.capture),
+        ("train", pipeline.train),
+    ):
         try:
             with mock.patch.object(training, "run", begin):
                 run()
@@ -166,6 +170,7 @@ def run(sabotage: Sabotage, arguments: argparse.Namespace, settings: PipelineSet
             with counted_of(OTHER_VOCABULARY):
                 pipeline.run(corpus_stage.vocabulary)
         with sabotage.past():
+            pipeline.forecast()
             pipeline.capture()
             trained = pipeline.train().manifest
             pipeline.export()

@@ -87,9 +87,11 @@ STAGE_DOCS: Mapping[str, str] = {
         "the coverage is below `vocabulary.minimum_coverage`: raise `vocabulary.size`.",
     ),
     "forecast": task_doc(
-        "Sums up the bytes of the hidden states against the disk, and the hours of their capture, anew in every run.",
+        "Judges some rows of each data set once more, and sums up the bytes of the hidden states against the disk, and "
+        "the hours of their capture, anew in every run.",
         "the corpus, and the disk of the data root.",
-        "they do not fit: the message holds the sum. Make room, or take a smaller corpus.",
+        "they do not fit: the message holds the sum. Make room, or take a smaller corpus. Or rows are broken: it "
+        "holds the reason and the first row. Validate again, and merge with `--force`.",
     ),
     "capture": task_doc(
         "Sends every corpus row through the server, whose hooks write its hidden states, or through another back end "

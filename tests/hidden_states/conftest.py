@@ -10,11 +10,13 @@ import torch
 from aerie.artefacts.corpus import CORPUS_SCHEMA, CorpusWriter
 from aerie.artefacts.files import atomic_folder, fingerprint_of
 from aerie.artefacts.manifest import describe_output, write_manifest
+from aerie.artefacts.verifier_tokens import VerifierTokens, write_verifier_tokens
 from aerie.settings.pipeline import PipelineSettings
 from aerie.stages import Events, StageRequest
 
 VOCABULARY_SIZE = 128
 DEPTH = 8
+DATASET, END = "B1_glaive", 1
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +85,11 @@ def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Edition:
-    """An edition on disk, as ``merge`` leaves it."""
+    """An edition on disk, as ``merge`` leaves it.
+
+    Its rows are of a family that neither reasons nor names what its prompts end with: any ids are a whole row, up to
+    the first ``END`` behind the first.
+    """
 
     def __init__(self, root: Path, verifier: Path) -> None:
         self.root = root
@@ -94,7 +100,7 @@ class Edition:
     def request(self, *, force: bool = False, hidden_states: dict[str, Any] | None = None, **settings: Any):
         document = {
             "name": "test",
-            "verifier": {"path": self.verifier, "profile": "demo", "dtype": "float32"},
+            "verifier": {"path": self.verifier, "profile": "smollm2", "dtype": "float32"},
             "serving": {
                 "device": "cpu",
                 "context_length": 512,
@@ -105,7 +111,7 @@ class Edition:
                 "start_timeout_seconds": 900,
                 "extra_arguments": ["--skip-tokenizer-init", "--enable-mixed-chunk"],
             },
-            "datasets": {"B1_glaive": {"source": {"reader": "any", "path": "x", "licence": "mit"}}},
+            "datasets": {DATASET: {"source": {"reader": "any", "path": "x", "licence": "mit"}}},
             "generation": {"progress_seconds": 0.5, "request_timeout_seconds": 120},
             "corpus": {"maximum_length": 256},
             "vocabulary": {"size": 24},
@@ -138,7 +144,8 @@ class Edition:
             "loss_mask": [[0, *[1] * (len(row) - 1)] for row in rows],
             "seq_len": [len(row) for row in rows],
             "sample_id": names,
-            **{c: ["x"] * len(rows) for c in ("conversation_id", "dataset", "source_revision", "edition", "licence")},
+            "dataset": [DATASET] * len(rows),
+            **{c: ["x"] * len(rows) for c in ("conversation_id", "source_revision", "edition", "licence")},
             "split": ["train"] * len(rows),
         }
         folder = self.files.corpus / "dataset"
@@ -146,6 +153,14 @@ class Edition:
             writer = CorpusWriter(temporary)
             writer.write_shard(pa.table(table, schema=CORPUS_SCHEMA))
             writer.close(fingerprint="f" * 64)
+        tokens = VerifierTokens(
+            token_ids={"<|im_end|>": END},
+            vocabulary_size=VOCABULARY_SIZE,
+            eos_ids=(END,),
+            tokenizer_sha256="0" * 64,
+            model_type="llama",
+        )
+        write_verifier_tokens(self.files.dataset(DATASET).verifier_tokens, tokens)
         write_manifest(
             self.files.manifest("merge"),
             stage="merge",

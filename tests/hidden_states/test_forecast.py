@@ -15,6 +15,8 @@ from aerie.hidden_states.layers import CapturedLayers, planned_layers, resolve_l
 from aerie.hidden_states.stage import capture, forecast
 from aerie.settings.profile import Profile
 
+from .conftest import END
+
 KIMI_K25 = CapturedLayers(auxiliary=(2, 30, 58), decoder_layers=61, hidden_size=7168, dtype="bfloat16")
 
 
@@ -141,6 +143,25 @@ def test_the_server_is_launched_with_the_layers_of_the_forecast(corpus):
         capture(corpus.request(hidden_states={"layers": [1, 2, 3]}), corpus.events)
 
 
+def test_a_corpus_with_rows_that_break_the_boundary_is_refused_before_its_capture_is_paid_for(edition):
+    edition.merged([[4, 5, 6], [4, END, 6, 7], [4, 5, END]])
+    with pytest.raises(
+        Failed, match=r"tokens_after_end 1; first row 1 \(data set B1_glaive, .*, then merge with --force"
+    ):
+        forecast(edition.request(), edition.events)
+    with pytest.raises(BadInput, match="forecast"):
+        capture(edition.request(), edition.events)
+    edition.merged([[4, 5, 6], [4, 5, END]])
+    assert forecast(edition.request(), edition.events).manifest.counts["boundaries"]["rows"] == 2
+
+
+def test_a_corpus_that_was_merged_behind_its_forecast_is_not_captured(corpus):
+    forecast(corpus.request(), corpus.events)
+    corpus.merged([[4, END, 6, 7]])
+    with pytest.raises(BadInput, match=r"forecast was made for corpus \w+, but the corpus is .*; run forecast again"):
+        capture(corpus.request(), corpus.events)
+
+
 def test_a_row_that_fills_the_servers_context_is_refused_before_the_server_is_asked(corpus):
     forecast(corpus.request(), corpus.events)
     with pytest.raises(BadInput, match=r"longest corpus row has 5 tokens, but serving.context_length is 5"):
@@ -174,6 +195,7 @@ def test_retraining_the_verifier_in_place_changes_the_identity_of_its_states(cor
 
 
 GIB = 1 << 30
+ROW_OF_120 = list(range(2, 122))
 
 
 def limited(limit_bytes, **settings):
@@ -181,7 +203,7 @@ def limited(limit_bytes, **settings):
 
 
 def test_a_corpus_whose_states_exceed_the_disk_limit_is_streamed_and_one_that_fits_is_kept(edition, monkeypatch):
-    edition.merged([[1, 2, 3] * 40] * 200)
+    edition.merged([ROW_OF_120] * 200)
     whole = 200 * 120 * 1024
     free(monkeypatch, whole // 4)
     with pytest.raises(Failed, match="do not fit"):
@@ -196,20 +218,20 @@ def test_a_corpus_whose_states_exceed_the_disk_limit_is_streamed_and_one_that_fi
 
 
 def test_each_epoch_of_a_streamed_corpus_is_captured_again_and_the_forecast_says_so(edition):
-    edition.merged([[1, 2, 3] * 40] * 200)
+    edition.merged([ROW_OF_120] * 200)
     request = edition.request(hidden_states=limited(2_000_000), training={"epochs": 3, "sequence_length": 64})
     assert forecast(request, edition.events).manifest.counts["captured_tokens"] == 3 * 200 * 120
     assert "in each of 3 epochs = 72,000 tokens" in edition.progress()[-1]
 
 
 def test_a_limit_that_cannot_hold_two_steps_is_refused_with_the_sum_before_anything_waits_for_it(edition):
-    edition.merged([[1, 2, 3] * 40] * 200)
+    edition.merged([ROW_OF_120] * 200)
     with pytest.raises(BadInput, match=r"2 x 1 .* x \(64 .* x 1,032 .* \+ 8,192\) = 148,480; set it to 0.0002"):
         forecast(edition.request(hidden_states=limited(148_479)), edition.events)
 
 
 def test_a_window_larger_than_what_is_free_is_refused(edition, monkeypatch):
-    edition.merged([[1, 2, 3] * 40] * 200)
+    edition.merged([ROW_OF_120] * 200)
     free(monkeypatch, 1_999_999)
     with pytest.raises(Failed, match="do not fit"):
         forecast(edition.request(hidden_states=limited(2_000_000)), edition.events)

@@ -60,6 +60,7 @@ def test_a_file_that_is_gone_or_a_row_of_another_corpus_is_not_taken_for_capture
     with pytest.raises(Failed, match=r"what 3 ranks captured is not this corpus: row \d: states/B1.* is not there"):
         run(shared)
     shared.merged([*random_rows(ROWS, longest=40)[1:], [5, 6, 7]])
+    forecast(shared.request(hidden_states=asked()), shared.events)
     with pytest.raises(Failed, match=r"row 0 \(sample B1/0\) was captured as sample B1/0 of other tokens"):
         run(shared)
 

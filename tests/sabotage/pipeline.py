@@ -140,8 +140,8 @@ class Pipeline:
             self.run(validate, dataset)
 
     def merge(self) -> None:
-        """Merge, choose the vocabulary, forecast."""
-        for stage in (merge, vocabulary, forecast):
+        """Merge and choose the vocabulary."""
+        for stage in (merge, vocabulary):
             self.run(stage)
 
     def write_states(self, change: StateChange) -> None:
@@ -153,6 +153,10 @@ class Pipeline:
             states = change(self._streams(ids), self.reference).to(torch.bfloat16)
             path = state_path(self.files.states, state_name(row.sample_id))
             write_states(path, token_ids=ids, hidden_states=states)
+
+    def forecast(self) -> None:
+        """Judge some rows once more, and forecast."""
+        self.run(forecast)
 
     def capture(self) -> None:
         """Check and link the state files."""

@@ -22,6 +22,7 @@ from .pipeline import (
     RowChange,
     after_the_norm,
     another_model,
+    checks_off,
     exported_one_layer_later,
     healthy,
     one_layer_later,
@@ -42,6 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     pipeline = Pipeline(tmp_path_factory.mktemp("sabotage"), small_settings(epochs=1))
     pipeline.take_in()
     pipeline.merge()
+    pipeline.forecast()
     pipeline.write_states(healthy)
     pipeline.capture()
     shutil.copytree(pipeline.files.folder, pipeline.folder / "healthy", symlinks=True)
@@ -65,6 +67,18 @@ def pipeline(built: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipel
 
 def close_id(pipeline: Pipeline) -> int:
     return int(read_manifest(pipeline.files.manifest("vocabulary")).counts["forced"]["</think>"])
+
+
+def require_found(pipeline: Pipeline, problem: str) -> None:
+    """Require that rows are refused by ``forecast``, and by ``train`` where they were captured all the same."""
+    with pytest.raises(Failed, match=problem):
+        pipeline.forecast()
+    with checks_off("corpus.boundaries.require_boundaries"):
+        pipeline.forecast()
+        pipeline.write_states(healthy)
+        pipeline.capture()
+    with pytest.raises(Failed, match=problem):
+        pipeline.train()
 
 
 def test_a_healthy_pipeline_is_stopped_by_none_of_the_checks(pipeline: Pipeline) -> None:
@@ -136,16 +150,13 @@ def test_a_corpus_whose_masks_are_shifted_behind_merge_is_refused_by_every_stage
         (stripped_reasoning, "no_close: .*the boundary token was stripped"),
     ],
 )
-def test_rows_broken_by_whatever_writes_them_are_found_though_every_hash_fits(
+def test_rows_broken_by_whatever_writes_them_are_found_before_capture_and_training_though_every_hash_fits(
     pipeline: Pipeline, change: Any, problem: str
 ) -> None:
     rows: RowChange = stripped_reasoning(close_id(pipeline)) if change is stripped_reasoning else change
     pipeline.change_samples(rows)
-    with pytest.raises(Failed, match=problem):
-        pipeline.merge()
-        pipeline.write_states(healthy)
-        pipeline.capture()
-        pipeline.train()
+    pipeline.merge()
+    require_found(pipeline, problem)
 
 
 def test_reasoning_stripped_together_with_its_boundary_is_found(pipeline: Pipeline) -> None:
@@ -160,11 +171,8 @@ def test_reasoning_stripped_together_with_its_boundary_is_found(pipeline: Pipeli
         return np.insert(row[0], at, close), np.insert(row[1], at, 0)
 
     pipeline.change_samples(closed)
-    with pytest.raises(Failed, match=r"reasoning_closed: .*stripped together with its boundary"):
-        pipeline.merge()
-        pipeline.write_states(healthy)
-        pipeline.capture()
-        pipeline.train()
+    pipeline.merge()
+    require_found(pipeline, "reasoning_closed: .*stripped together with its boundary")
 
 
 @pytest.mark.parametrize("change", ["shifted", "stripped"])
@@ -198,6 +206,7 @@ def test_a_stale_vocabulary_is_refused(pipeline: Pipeline) -> None:
     shutil.copytree(pipeline.files.vocabulary, pipeline.folder / "stale", dirs_exist_ok=True)
     pipeline.settings = settings.model_copy(update={"seed": settings.seed + 1})
     pipeline.merge()
+    pipeline.forecast()
     pipeline.write_states(healthy)
     pipeline.capture()
     shutil.rmtree(pipeline.files.vocabulary)

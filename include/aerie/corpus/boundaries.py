@@ -3,12 +3,14 @@
 ``validate`` judged every row, and hashes bind every file to what was judged. What breaks rows behind that (a mask
 shifted while they were written, reasoning taken out by hand, another profile) breaks all of a data set: some of each,
 judged once more from nothing but ids and mask, show it. Rows broken alike train well, validate well and serve badly.
+``forecast`` asks before a capture is paid for, ``train`` before a training is.
 """
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +41,11 @@ class Boundaries:
     first: str | None
 
     @property
+    def counts(self) -> dict[str, Any]:
+        """What a manifest says of them."""
+        return {**asdict(self), "problem": self.problem}
+
+    @property
     def problem(self) -> str | None:
         """What is wrong, and what the commonest reason means; None where nothing is."""
         if not self.broken:
@@ -50,6 +57,18 @@ class Boundaries:
             f"of {self.rows} rows judged again, some break the boundary of prompt and response: {counted}; first "
             f"{self.first}. {commonest}: {why}"
         )
+
+
+def require_sound_rows(files: EditionFiles, settings: PipelineSettings) -> Boundaries:
+    """Judge some rows of each data set of the corpus once more, and refuse it where they are broken.
+
+    Raises:
+        BadInput: a data set of the corpus is not of these settings, or a file of it is missing.
+        Failed: rows break the boundary of prompt and response.
+    """
+    found = judge_corpus(files, settings)
+    require_boundaries(found, files.corpus)
+    return found
 
 
 def judge_corpus(files: EditionFiles, settings: PipelineSettings) -> Boundaries:
@@ -78,8 +97,9 @@ def require_boundaries(found: Boundaries, corpus: Path) -> None:
     """
     if found.problem is not None:
         raise Failed(
-            f"{corpus}: {found.problem} Validate the data sets again, then merge with --force; what passes there and "
-            "not here is broken by whatever writes the corpus"
+            f"{corpus}: {found.problem} Expected what each row trains on to be a whole response, to the prompt that "
+            "stands before it. Validate the data sets again, then merge with --force; what passes there and not here "
+            "is broken by whatever writes the corpus"
         )
 
 

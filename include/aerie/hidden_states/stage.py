@@ -11,6 +11,7 @@ from aerie.artefacts.manifest import Manifest, answered_by, describe_output, rea
 from aerie.artefacts.state_files import link_path, link_rows, state_name
 from aerie.artefacts.state_index import INDEX_FILE, iterate_index, shard_index, write_index, write_shard_index
 from aerie.artefacts.state_names import present_bytes
+from aerie.corpus.boundaries import require_sound_rows
 from aerie.corpus.stage import read_corpus
 from aerie.errors import BadInput
 from aerie.hidden_states.capturing import CapturedRows, capture_rows, require_magnitudes
@@ -29,11 +30,16 @@ from aerie.stages import Events, StageRequest, StageResult
 def forecast(request: StageRequest, events: Events) -> StageResult:
     """Forecast the bytes of the corpus' hidden states against the disk; always anew, because disks fill.
 
+    Some rows are judged once more: capture is not paid for, nor approved, for a corpus that training would refuse.
+
     Raises:
-        BadInput: they are to be streamed, and the limit cannot hold what two training steps read.
-        Failed: they do not fit; the message holds the sum.
+        BadInput: they are to be streamed, and the limit cannot hold what two training steps read; or a file that tells
+            of a data set's tokens is missing.
+        Failed: they do not fit; the message holds the sum. Or rows break the boundary of prompt and response.
     """
     corpus, inputs = read_corpus(request.files)
+    boundaries = require_sound_rows(request.files, request.settings)
+    events.progress(f"{boundaries.rows} rows of the corpus, judged once more, stand at their boundary")
     layers = resolve_layers(request.settings)
     predicted = _forecast(request, corpus, layers)
     events.progress(f"hidden states: {predicted.sum}", bytes=predicted.total_bytes)
@@ -54,6 +60,8 @@ def forecast(request: StageRequest, events: Events) -> StageResult:
         "backend": request.settings.hidden_states.backend,
         "folder": str(predicted.folder),
         "layers": list(layers.auxiliary),
+        "corpus_fingerprint": corpus.counts["corpus_fingerprint"],
+        "boundaries": boundaries.counts,
     }
     manifest = write_manifest(
         request.files.manifest("forecast"),
@@ -116,15 +124,15 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     exceeds ``hidden_states.disk_limit_gib`` the capture is proved on a sample (``aerie.hidden_states.proof``).
 
     Raises:
-        BadInput: there is no forecast for these layers, a row is longer than the server's context, or a rank has not
-            captured.
+        BadInput: there is no forecast for this corpus and these layers, a row is longer than the server's context, or
+            a rank has not captured.
         Failed: they do not fit the disk, belong to another verifier or other layers, or differ from transformers.
         Retryable: the server stopped answering.
     """
     files = request.files
     corpus, inputs = read_corpus(files)
     layers = resolve_layers(request.settings)
-    _require_forecast(request, layers)
+    _require_forecast(request, corpus, layers)
     window = window_bytes(request.settings, layers, tokens=corpus.counts["tokens"], rows=corpus.counts["rows"])
     if window is not None:
         if request.settings.hidden_states.rank is not None:
@@ -238,9 +246,17 @@ def fp8_errors(progress: CaptureProgress) -> dict[str, list[float]] | None:
     return {"mean": [sum(slot) / len(slot) for slot in by_slot], "maximum": [max(slot) for slot in by_slot]}
 
 
-def _require_forecast(request: StageRequest, layers: CapturedLayers) -> None:
-    """The server was launched with the layers of the forecast: it must still be right."""
-    forecast_layers = read_manifest(request.files.manifest("forecast")).counts["layers"]
+def _require_forecast(request: StageRequest, corpus: Manifest, layers: CapturedLayers) -> None:
+    """The forecast judged the corpus, and the server was launched with its layers: both must still be right."""
+    path = request.files.manifest("forecast")
+    counts, fingerprint = read_manifest(path).counts, corpus.counts["corpus_fingerprint"]
+    made_for = counts.get("corpus_fingerprint", "")  # forecasts of before have none, and judged no rows
+    if made_for != fingerprint:
+        raise BadInput(
+            f"{path}: the forecast was made for corpus {made_for[:12] or 'of before'}, but the corpus is "
+            f"{fingerprint[:12]}: its rows are judged there before they are captured; run forecast again"
+        )
+    forecast_layers = counts["layers"]
     if forecast_layers != list(layers.auxiliary):
         raise BadInput(
             f"the forecast was made for layers {forecast_layers}, but the settings now ask for "

@@ -8,7 +8,7 @@ from typing import Any
 
 from aerie.artefacts.manifest import Manifest
 from aerie.artefacts.state_files import link_path
-from aerie.corpus.boundaries import Boundaries, judge_corpus, require_boundaries
+from aerie.corpus.boundaries import Boundaries, require_sound_rows
 from aerie.hidden_states.last_slot import LastSlot, measure_last_slot, require_last_slot, spaced_rows
 from aerie.hidden_states.streaming import is_streamed
 from aerie.stages import Events, StageRequest
@@ -25,7 +25,7 @@ class Evidence:
     def counts(self) -> dict[str, Any]:
         """Counts for the manifest."""
         return {
-            "boundaries": {**asdict(self.boundaries), "problem": self.boundaries.problem},
+            "boundaries": self.boundaries.counts,
             "last_slot": {**asdict(self.last_slot), "problem": self.last_slot.problem},
         }
 
@@ -39,8 +39,7 @@ def look_again(request: StageRequest, rows: int, captured: Manifest, events: Eve
             with.
     """
     files, settings = request.files, request.settings
-    boundaries = judge_corpus(files, settings)
-    require_boundaries(boundaries, files.corpus)
+    boundaries = require_sound_rows(files, settings)
     if is_streamed(captured):
         last_slot = LastSlot(**captured.counts["last_slot"])
     else:
