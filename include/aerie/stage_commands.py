@@ -88,7 +88,7 @@ COMMANDS = (
             Setting("--size", "vocabulary", "size", int, "Tokens; with a coverage the most of them."),
         ),
     ),
-    StageCommand("forecast", "Say what the hidden states will take; exit 1 where rows are broken or the disk is too small."),
+    StageCommand("forecast", "Say what the hidden states will take; exit 1 where rows are broken or they do not fit."),
     StageCommand(
         "capture",
         "Capture the hidden states of every corpus row; starts its server.",
