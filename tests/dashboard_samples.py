@@ -13,6 +13,7 @@ ODD_EDITION, ODD_DATASET = "of before. 100%", "B9.über & co"
 HERE = f"/editions/{JUDGED}/datasets/{DATASET}"
 ODD = f"/editions/{quote(ODD_EDITION, safe='')}/datasets/{quote(ODD_DATASET, safe='')}"
 DRAFTER = f"{JUDGED}-f0f0f0f0f0f0"
+REJECTED = f"{JUDGED}-0badc0ffee12"
 UNMEASURED = f"{JUDGED}-{'long-' * 9}0123456789ab"
 LOOPING, KEPT, UNDECODED, FAILED = "glaive-013", "glaive-000", "glaive-001", "glaive-117"
 REASONING = {ODD_ID: 4, KEPT: 80, LOOPING: 2_711}
@@ -20,7 +21,7 @@ NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
 
 def fill_samples(connection: Any, home: Path) -> None:
-    """Samples with previews, odd names, the response log, two drafters and where one of them comes from."""
+    """Samples with previews, odd names, the response log, three drafters and where one of them comes from."""
     from aerie.artefacts.layout import EditionFiles
     from aerie.artefacts.response_log import Response, encode
     from aerie.store.queries import ledger, previews, runs
@@ -164,6 +165,7 @@ def _fill_history(connection: Any) -> None:
             connection, measured_at=NOW + timedelta(hours=concurrency), run_id="manual__second", edition=JUDGED,
             drafter_id=DRAFTER, fingerprint=f"b{concurrency}", concurrency=concurrency, document=measured,
         )  # fmt: skip
+    _fill_rejected(connection, of_dataset, training, benchmark)
     steps = [
         MetricRow(
             NOW + timedelta(seconds=30 * step - 2_000), "manual__second", JUDGED, None, "train",
@@ -172,3 +174,60 @@ def _fill_history(connection: Any) -> None:
         for step in range(80)
     ]  # fmt: skip
     record_metrics(connection, steps)
+
+
+def _fill_rejected(
+    connection: Any, of_dataset: dict[str, Any], training: dict[str, Any], benchmark: dict[str, Any]
+) -> None:
+    """A drafter of stripped reasoning, as its benchmark's failure was told to the store."""
+    from aerie.recording import record_event
+    from aerie.settings.machine import PROJECT_ROOT
+    from aerie.settings.pipeline import load_settings
+    from aerie.stages import StageRequest
+    from aerie.store.queries.drafters import record_drafter
+
+    place = Path("/data")
+    request = StageRequest(
+        settings=load_settings(PROJECT_ROOT / "demo" / "config.yaml"), data_root=place, server_folder=place,
+        edition=JUDGED, selected=(DATASET,), phase="benchmark", run_id="manual__rejected",
+    )  # fmt: skip
+    poor = {**of_dataset, "acceptance_length": 1.31, "speed_up": 0.88, "tokens_per_second": 810.7}
+    counts = {
+        **benchmark, **poor, "drafter_fingerprint": "0badc0ffee12" + "0" * 52, "per_dataset": {DATASET: poor},
+        "settings": {"concurrency": 8}, "by_concurrency": [{**poor, "concurrency": 8}],
+        "estimate": {"acceptance_length": 2.55, "relative_distance": -0.486, "coverage": 0.9934},
+        "losslessness": {"verdict": "identical", "said": "identical for 96 of 96 outputs"},
+        "gates": [
+            {"gate": "accepts at all", "verdict": "passed", "said": "acceptance length 1.310"},
+            {
+                "gate": "threshold", "verdict": "failed",
+                "said": "acceptance length 1.310 is below benchmark.minimum_acceptance_length 1.6",
+            },
+            {
+                "gate": "against the drafter in production", "verdict": "failed",
+                "said": f"acceptance length 1.310 is 48.8% of the 2.687 of {DRAFTER} on the same prompts (as measured "
+                "before it was published); at least 100% was asked for (benchmark.minimum_share_of_production)",
+            },
+            {
+                "gate": "lossless", "verdict": "passed",
+                "said": "greedy output with the drafter: identical for 96 of 96 outputs",
+            },
+        ],
+        "checklist": [
+            *benchmark["checklist"],
+            {
+                "cause": "boundary broken in the data", "verdict": "suspect",
+                "evidence": "validation promised 2.55, served 1.31: rows broken alike in training and validation show "
+                "only here; </think> closes the reasoning in 0% of 500 training rows, after a median of 0 tokens; in "
+                "100% of 64 of the verifier's own outputs here, after 55",
+            },
+            {"cause": "sliding window", "verdict": "ok", "evidence": "none: the server has no draft window"},
+            {"cause": "norm position", "verdict": "not known", "evidence": "hidden_states.parity_rows is 0"},
+        ],
+    }  # fmt: skip
+    record_drafter(
+        connection, drafter_id=REJECTED, edition=JUDGED, uri=request.files.drafter.as_uri(), state="exported",
+        training=training,
+    )  # fmt: skip
+    event = {"type": "rejected", "time": NOW.timestamp(), "fingerprint": "b0", "counts": counts}
+    record_event(connection, "benchmark", request, event)

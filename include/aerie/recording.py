@@ -22,7 +22,7 @@ from aerie.store.queries.previews import load_previews
 
 
 def record_event(connection: Connection, stage: str, request: StageRequest, event: Mapping[str, Any]) -> None:
-    """Record a metric, a server's lease, what its launch turned out to hold, or the verdicts of a stage that will fail.
+    """Record a metric, a server's lease, what its launch turned out to hold, or what a stage found out before it fails.
 
     Progress is for the log, an alert for whoever sends it.
     """
@@ -37,6 +37,8 @@ def record_event(connection: Connection, stage: str, request: StageRequest, even
         record_observation(connection, Observation.model_validate(event["document"]))
     elif event["type"] == "judged":
         _load_judged(connection, request)
+    elif event["type"] == "rejected":
+        _record_rejected(connection, request, event)
 
 
 def record_result(connection: Connection, request: StageRequest, result: StageResult) -> None:
@@ -91,17 +93,58 @@ def _record_benchmark(connection: Connection, request: StageRequest, result: Sta
     _record_drafter(connection, request, result)
     if result.manifest is None:
         return
-    counts = result.manifest.counts
+    _record_measurements(
+        connection,
+        request,
+        drafter_id=drafter_id_of(request.edition, drafter_fingerprint(result)),
+        fingerprint=result.manifest.fingerprint,
+        measured_at=result.manifest.finished_at,
+        counts=result.manifest.counts,
+    )
+
+
+def _record_rejected(connection: Connection, request: StageRequest, event: Mapping[str, Any]) -> None:
+    """Keep what a drafter failed its gates with: there will be no result."""
+    counts = event["counts"]
+    drafter_id = drafter_id_of(request.edition, counts["drafter_fingerprint"])
+    record_drafter(
+        connection,
+        drafter_id=drafter_id,
+        edition=request.edition,
+        uri=request.files.drafter.as_uri(),
+        state="rejected",
+        benchmark=counts,
+    )
+    _record_measurements(
+        connection,
+        request,
+        drafter_id=drafter_id,
+        fingerprint=event["fingerprint"],
+        measured_at=datetime.fromtimestamp(event["time"], UTC),
+        counts=counts,
+    )
+
+
+def _record_measurements(
+    connection: Connection,
+    request: StageRequest,
+    *,
+    drafter_id: str,
+    fingerprint: str,
+    measured_at: datetime,
+    counts: Mapping[str, Any],
+) -> None:
+    """Record what the pipeline's own benchmark counted, once for each concurrency."""
     shared = {name: value for name, value in counts.items() if name != "by_concurrency"}
     for row in counts["by_concurrency"]:
         concurrency = row["concurrency"]
         record_benchmark(
             connection,
-            measured_at=result.manifest.finished_at,
+            measured_at=measured_at,
             run_id=request.run_id,
             edition=request.edition,
-            drafter_id=drafter_id_of(request.edition, drafter_fingerprint(result)),
-            fingerprint=result.manifest.fingerprint,
+            drafter_id=drafter_id,
+            fingerprint=fingerprint,
             concurrency=concurrency,
             document={**shared, **row, "settings": {**counts["settings"], "concurrency": concurrency}},
         )

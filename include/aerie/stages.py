@@ -103,8 +103,8 @@ class Events:
 
     ``progress`` is for people (a log line and figures), ``metric`` a row of the time series, ``alert`` something
     that a person should be told of, ``lease`` who holds a server, ``observation`` what a launched one turned out to
-    hold, ``judged`` that verdicts and previews are there though the stage fails. What looks like a secret in a message
-    is masked before it is written.
+    hold, ``judged`` that verdicts and previews are there though the stage fails, ``rejected`` what was measured of a
+    drafter that fails its gates. What looks like a secret in a message is masked before it is written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,6 +142,10 @@ class Events:
     def judged(self) -> None:
         """Report that a data set's verdicts and previews are written, before its failure is told."""
         self._write("judged", {})
+
+    def rejected(self, fingerprint: str, counts: Mapping[str, Any]) -> None:
+        """Hand on what a benchmark (``fingerprint``) counted of a drafter, before the failure of its gates is told."""
+        self._write("rejected", {"fingerprint": fingerprint, "counts": counts})
 
     def error(self, message: str) -> None:
         """Report why the stage cannot go on; the caller raises it as its own."""

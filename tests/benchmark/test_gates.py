@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from aerie.benchmark.advice import FOR_CAUSES, FOR_GATES
 from aerie.benchmark.boundaries import Boundaries, Closing
 from aerie.benchmark.checklist import Circumstances, evaluate
 from aerie.benchmark.estimate import Estimate
@@ -102,6 +103,21 @@ def test_a_failed_gate_names_the_suspects_first_with_their_evidence():
     assert "0% of 500 training rows" in lines[2] and "100% of 64 of the verifier's own outputs" in lines[2]
     for said in ("[2, 4, 5]", "[1, 3, 4]", "99.10%", "runs EAGLE3"):
         assert said in str(failure.value)
+
+
+def test_what_to_do_is_said_of_each_gate_that_failed_and_each_cause_that_is_suspect():
+    with pytest.raises(Failed) as failure:
+        require_gates(gates(1.31), evaluate(replace(HEALTHY, served=1.31, boundaries=STRIPPED)))
+    _, _, advice = str(failure.value).partition("what to do:\n")
+    assert advice.splitlines() == [
+        f"- threshold: {FOR_GATES['threshold']}",
+        f"- boundary broken in the data: {FOR_CAUSES['boundary broken in the data']}",
+    ]
+
+
+def test_no_gate_and_no_cause_is_without_advice():
+    assert {gate.gate for gate in gates()} == set(FOR_GATES)
+    assert {cause.cause for cause in evaluate(HEALTHY)} == set(FOR_CAUSES)
 
 
 def test_a_drafter_lower_than_the_one_in_production_fails():

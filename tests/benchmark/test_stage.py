@@ -176,6 +176,9 @@ class Bench:
                 self.latest_drafting = server
             yield server.url
 
+    def told(self):
+        return [json.loads(line) for line in (self.root / "events.jsonl").read_text().splitlines()]
+
     def results(self):
         return json.loads((self.files.benchmark / "results.json").read_text())
 
@@ -231,6 +234,22 @@ def test_a_failed_gate_leaves_results_and_no_manifest(bench):
         "accepts at all": "passed", "threshold": "failed", "against the drafter in production": "not judged",
         "lossless": "passed",
     }  # fmt: skip
+
+
+def test_what_a_rejected_drafter_was_measured_at_is_handed_to_the_store_before_the_failure(bench):
+    with pytest.raises(Failed, match="usual causes"):
+        stage.benchmark(bench.request(minimum_acceptance_length=3.0), bench.events)
+    (event,) = [one for one in bench.told() if one["type"] == "rejected"]
+    assert event["counts"]["gates"] == bench.results()["gates"]
+    assert event["counts"]["checklist"] == bench.results()["checklist"]
+    exported = read_manifest(bench.files.manifest("export"))
+    assert event["counts"]["drafter_fingerprint"] == exported.fingerprint
+    assert "servers" not in event["counts"] and event["counts"]["by_concurrency"][0]["acceptance_length"] == 2.5
+
+
+def test_a_drafter_that_passes_is_not_reported_as_rejected(bench):
+    stage.benchmark(bench.request(), bench.events)
+    assert "rejected" not in {one["type"] for one in bench.told()}
 
 
 def part(variant, reply):

@@ -15,6 +15,7 @@ from ..dashboard_samples import (
     LOOPING,
     ODD,
     ODD_ID,
+    REJECTED,
     UNDECODED,
     UNMEASURED,
 )
@@ -32,6 +33,7 @@ PAGES = {
     "responses": f"{HERE}/responses",
     "drafters": "/drafters",
     "drafter": f"/drafters/{DRAFTER}",
+    "drafter-rejected": f"/drafters/{REJECTED}",
     "drafter-unmeasured": f"/drafters/{UNMEASURED}",
 }
 

@@ -7,7 +7,7 @@ from alembic import command
 
 from aerie.artefacts.manifest import write_manifest
 from aerie.pipeline import RunParameters, stage_request
-from aerie.recording import record_result
+from aerie.recording import record_event, record_result
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import load_settings
 from aerie.stages import StageResult
@@ -117,3 +117,38 @@ def test_a_stage_that_is_run_again_takes_a_published_drafter_nothing_back(connec
         ("published", "file:///published/it"),
         ("published", "file:///published/it"),
     ]
+
+
+def rejection(at, *, length=1.3):
+    row = {"concurrency": 8, "acceptance_length": length}
+    counts = {
+        "drafter_fingerprint": "abcdef0123456789", "acceptance_length": length, "settings": {"concurrency": 8},
+        "by_concurrency": [row], "gates": [{"gate": "threshold", "verdict": "failed", "said": "too low"}],
+    }  # fmt: skip
+    return {"type": "rejected", "time": at.timestamp(), "fingerprint": "measured", "counts": counts}
+
+
+def test_a_drafter_that_failed_its_gates_is_kept_with_their_verdict_until_a_later_benchmark_passes(
+    connection, tmp_path
+):
+    settings = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
+    request = stage_request(settings, RunParameters(), run_id="run 1")
+    record_event(connection, "benchmark", request, rejection(NOON))
+    (drafter,) = list_drafters(connection)
+    assert (drafter["drafter_id"], drafter["state"]) == (DRAFTER, "rejected")
+    assert drafter["benchmark"]["gates"][0]["verdict"] == "failed"
+    (row,) = list_benchmarks(connection, run_id="run 1")
+    assert (row["concurrency"], row["document"]["acceptance_length"], row["measured_at"]) == (8, 1.3, NOON)
+    assert list_benchmarks(connection, run_id="run 2") == []
+    manifest = measured(tmp_path / "m.json", length=2.5)
+    data = {"drafter_fingerprint": "abcdef0123456789"}
+    passed = StageResult(stage="benchmark", reused=False, manifest=manifest, data=data)
+    record_result(connection, request, passed)
+    assert list_drafters(connection)[0]["state"] == "accepted"
+    record_event(connection, "benchmark", request, rejection(NOON + timedelta(hours=1)))
+    assert list_drafters(connection)[0]["state"] == "rejected", "the latest judgement holds"
+    published = passed.model_copy(update={"stage": "publish", "data": {**data, "uri": "file:///published/it"}})
+    record_result(connection, request, published)
+    record_event(connection, "benchmark", request, rejection(NOON + timedelta(hours=2)))
+    (drafter,) = list_drafters(connection)
+    assert (drafter["state"], drafter["uri"]) == ("published", "file:///published/it")

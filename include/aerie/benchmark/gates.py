@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from aerie.benchmark.advice import advised
 from aerie.benchmark.checklist import Cause, told
 from aerie.benchmark.losslessness import Losslessness
 from aerie.benchmark.production import Production
@@ -76,8 +77,15 @@ def require_gates(gates: Sequence[Gate], causes: Sequence[Cause]) -> None:
     """Require that no gate failed.
 
     Raises:
-        Failed: with every gate that did, and the checklist of usual causes.
+        Failed: with every gate that did, the checklist of usual causes, and what to do.
     """
-    failed = [gate.said for gate in gates if gate.verdict == "failed"]
+    failed = failed_gates(gates)
     if failed:
-        raise Failed("\n".join([*failed, told(causes)]))
+        suspects = [cause.cause for cause in causes if cause.verdict == "suspect"]
+        advice = advised([gate.gate for gate in failed], suspects)
+        raise Failed("\n".join([*(gate.said for gate in failed), told(causes), *advice]))
+
+
+def failed_gates(gates: Sequence[Gate]) -> list[Gate]:
+    """The gates that failed."""
+    return [gate for gate in gates if gate.verdict == "failed"]

@@ -12,7 +12,7 @@ from aerie.artefacts.manifest import (
     write_manifest,
 )
 from aerie.benchmark.bench import BENCHMARK_VERSION, Bench, prompts_to_send, require_sampling
-from aerie.benchmark.gates import require_gates
+from aerie.benchmark.gates import failed_gates, require_gates
 from aerie.benchmark.results import RESULTS_FILE, report, write_results
 from aerie.errors import Failed
 from aerie.stages import Events, StageRequest, StageResult
@@ -47,6 +47,9 @@ def benchmark(request: StageRequest, events: Events) -> StageResult:
     measured = bench.measure()
     results, gates, causes = write_results(bench, measured)
     report(results, events)
+    counts = {**data, **{name: value for name, value in results.items() if name not in NOT_IN_MANIFEST}}
+    if failed_gates(gates):
+        events.rejected(fingerprint, counts)
     require_gates(gates, causes)
     manifest = write_manifest(
         manifest_path,
@@ -56,7 +59,7 @@ def benchmark(request: StageRequest, events: Events) -> StageResult:
         fingerprint=fingerprint,
         inputs=inputs,
         outputs=[describe_output(files.benchmark / RESULTS_FILE)],
-        counts={**data, **{name: value for name, value in results.items() if name not in NOT_IN_MANIFEST}},
+        counts=counts,
     )
     return StageResult(stage="benchmark", reused=False, manifest=manifest, data=data)
 

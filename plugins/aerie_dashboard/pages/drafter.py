@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import NonNegativeInt, PositiveInt
 
 from aerie.artefacts.manifest import Manifest
+from aerie.benchmark.advice import FOR_CAUSES, FOR_GATES
 from aerie.errors import BadInput
 from aerie.lineage import Lineage, trace_drafter
 from aerie.settings.pipeline import keys_in_order
@@ -112,6 +113,11 @@ class Gate(Stored):
     verdict: Literal["passed", "failed", "not judged"]
     said: str
 
+    @property
+    def advice(self) -> str | None:
+        """What to do, of one that failed; None where nobody wrote it, or there is nothing to do."""
+        return FOR_GATES.get(self.gate) if self.verdict == "failed" else None
+
 
 class Cause(Stored):
     """A usual cause of a poor drafter, and whether it has it."""
@@ -119,6 +125,11 @@ class Cause(Stored):
     cause: str
     verdict: Literal["ok", "suspect", "not known"]
     evidence: str
+
+    @property
+    def advice(self) -> str | None:
+        """What to do, of one that is suspect; None where nobody wrote it, or there is nothing to do."""
+        return FOR_CAUSES.get(self.cause) if self.verdict == "suspect" else None
 
 
 class Benchmark(DatasetBenchmark):
@@ -135,6 +146,21 @@ class Benchmark(DatasetBenchmark):
     losslessness: Losslessness | None = None
     gates: tuple[Gate, ...] = ()
     checklist: tuple[Cause, ...] = ()
+
+    @property
+    def failed(self) -> Sequence[Gate]:
+        """The gates that it failed."""
+        return [one for one in self.gates if one.verdict == "failed"]
+
+    @property
+    def suspects(self) -> Sequence[Cause]:
+        """The usual causes that it may have."""
+        return [one for one in self.checklist if one.verdict == "suspect"]
+
+    @property
+    def suspects_first(self) -> Sequence[Cause]:
+        """The usual causes, those that it may have before those that it has not."""
+        return sorted(self.checklist, key=lambda one: ("suspect", "not known", "ok").index(one.verdict))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from urllib.parse import quote
 
 import pytest
 
+from aerie.benchmark.advice import FOR_CAUSES, FOR_GATES
 from aerie.store.connection import connected, transaction
+from aerie.store.queries.runs import record_run
 from aerie_dashboard.pages.dataset import SAMPLES_A_PAGE
 
 from ...dashboard_samples import (
@@ -22,6 +24,7 @@ from ...dashboard_samples import (
     ODD,
     ODD_DATASET,
     ODD_ID,
+    REJECTED,
     SCRIPT,
     UNDECODED,
     UNMEASURED,
@@ -207,6 +210,43 @@ def test_a_drafter_shows_what_is_recommended_by_what_it_was_judged_and_what_is_s
         "captured [1, 30, 58], served [0, 29, 57]",
     ):
         assert said in page, said
+
+
+def test_a_drafter_that_failed_its_gates_says_which_why_and_what_to_do(dashboard):
+    page = unescape(words_of(text_of(dashboard, f"/drafters/{REJECTED}")))
+    told, _, below = page.partition("Training")
+    for said in (
+        "rejected",
+        "failed 2 of 4 gates: threshold, against the drafter in production",
+        "1.310 is below benchmark.minimum_acceptance_length 1.6",
+        "48.8% of the 2.687",
+        FOR_GATES["threshold"],
+        "Usual causes: suspect are vocabulary mapping, boundary broken in the data",
+        "The drafter was not published",
+    ):
+        assert said in told, said
+    for said in ("0% of 500 training rows", FOR_CAUSES["boundary broken in the data"], "parity_rows is 0"):
+        assert said in below, said
+    assert FOR_CAUSES["norm position"] not in page, "nothing is to be done of what is not suspect"
+
+
+def test_a_drafter_that_passed_is_not_told_as_one_that_failed(dashboard):
+    page = words_of(text_of(dashboard, f"/drafters/{DRAFTER}"))
+    assert "The benchmark failed" not in page and FOR_GATES["threshold"] not in page
+
+
+def test_the_tab_of_a_benchmark_is_the_drafter_that_it_measured(dashboard):
+    with connected(dashboard.store_url) as connection:
+        record_run(connection, run_id="manual__rejected", dag_id="eagle3_pipeline", edition=JUDGED, config={})
+        try:
+            with dashboard.client("viewer") as client:
+                answer = client.get("/aerie/tasks/manual__rejected/benchmark")
+                other = client.get("/aerie/tasks/manual__rejected/export")
+        finally:
+            with transaction(connection) as cursor:
+                cursor.execute("DELETE FROM runs WHERE run_id = 'manual__rejected'")
+    assert answer.headers["Location"].endswith(f"/drafters/{REJECTED}")
+    assert other.headers["Location"].endswith("/runs/manual__rejected")
 
 
 def test_a_drafter_that_nobody_measured_shows_no_figure_as_zero(dashboard):

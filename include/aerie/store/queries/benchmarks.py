@@ -36,14 +36,17 @@ def record_benchmark(
         )
 
 
-def list_benchmarks(connection: Connection, *, drafter_id: str | None = None, limit: int = 100) -> list[Row]:
-    """The latest measurements, newest first; ``drafter_id`` None takes every drafter's."""
+def list_benchmarks(
+    connection: Connection, *, drafter_id: str | None = None, run_id: str | None = None, limit: int = 100
+) -> list[Row]:
+    """The latest measurements, newest first; None takes every drafter's, or every run's."""
     with transaction(connection) as cursor:
         cursor.execute(
             """
-            SELECT * FROM benchmarks WHERE %(drafter)s IS NULL OR drafter_id = %(drafter)s
+            SELECT * FROM benchmarks
+            WHERE (%(drafter)s IS NULL OR drafter_id = %(drafter)s) AND (%(run)s IS NULL OR run_id = %(run)s)
             ORDER BY measured_at DESC, id DESC LIMIT %(limit)s
             """,
-            {"drafter": drafter_id, "limit": limit},
+            {"drafter": drafter_id, "run": run_id, "limit": limit},
         )
         return list(as_mappings(cursor))

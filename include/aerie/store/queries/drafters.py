@@ -8,8 +8,8 @@ from psycopg2.extras import Json
 from aerie.store.connection import Connection, transaction
 from aerie.store.queries.rows import Row, as_mappings
 
-STATES = ("exported", "accepted", "published")
-"""What a drafter becomes, in order."""
+RANKS: Mapping[str, int] = {"exported": 0, "rejected": 1, "accepted": 1, "published": 2}
+"""What a drafter becomes: the later of two judgements holds, until it is published."""
 
 
 def record_drafter(
@@ -24,7 +24,8 @@ def record_drafter(
 ) -> None:
     """Record a drafter, or what is newly known of it; results that are None are left as they are.
 
-    It goes from exported to accepted to published: a stage that is run again for the same drafter takes nothing back.
+    It goes from exported to accepted, or rejected, to published. Exporting or measuring it again takes nothing back of
+    that, but for the judgement of its benchmark, of which the latest holds.
     """
     with transaction(connection) as cursor:
         cursor.execute(
@@ -37,7 +38,7 @@ def record_drafter(
                     SELECT newest.state, newest.uri
                     FROM (VALUES (EXCLUDED.state, EXCLUDED.uri, 1), (known.state, known.uri, 2))
                         AS newest (state, uri, preference)
-                    ORDER BY array_position(%(states)s, newest.state) DESC, preference LIMIT 1
+                    ORDER BY (%(ranks)s::jsonb ->> newest.state)::int DESC, preference LIMIT 1
                 ),
                 updated_at = now(),
                 training = coalesce(%(training)s::jsonb, known.training),
@@ -48,7 +49,7 @@ def record_drafter(
                 "edition": edition,
                 "uri": uri,
                 "state": state,
-                "states": list(STATES),
+                "ranks": Json(RANKS),
                 "training": None if training is None else Json(training),
                 "benchmark": None if benchmark is None else Json(benchmark),
             },
