@@ -3,7 +3,7 @@
     PYTHONPATH=include .aerie/envs/airflow/bin/python benchmarks/streaming_training.py \
         --edition .aerie/data/editions/main [--config demo/config.yaml] [--share 0.1] [--epochs 3] [--folder FOLDER]
 
-The edition needs its corpus and vocabulary; it is copied, and forecast, capture, train, export and benchmark run as
+The edition needs its corpus; it is copied, and vocabulary, forecast, capture, train, export and benchmark run as
 ``./aerie`` runs them, twice, with a server of their own. What lies on the disk is looked at all the while. The training
 losses say most: where they are the same, so is the drafter; the served acceptance length is the promise that is kept or
 broken, and may differ by 3 %.
@@ -29,8 +29,9 @@ from aerie.artefacts.manifest import read_manifest
 from aerie.settings.pipeline import load_settings
 
 GIB = 1 << 30
-STAGES = ("forecast", "capture", "train", "export", "benchmark")
+STAGES = ("vocabulary", "forecast", "capture", "train", "export", "benchmark")
 MADE_HERE = (
+    "vocabulary",
     "hidden_states",
     "training",
     "drafter*",
