@@ -56,6 +56,7 @@ def _memory(plan: WholePlan, memory: MemoryPlan, python: Path) -> dict[str, Any]
         "hicache_safe_gb_per_rank": memory.hicache_safe_gb_per_rank,
         "host_available_gb": memory.host_available_gb,
         "host_loading_gb": memory.host_loading_gb,
+        "host_states_gb": round(memory.host_states_gb, DIGITS),
         "command": command_of(server, python) if server else None,
         "sums": [{"name": one.name, "amount": one.amount, "sum": one.arithmetic} for one in memory.sums],
     }

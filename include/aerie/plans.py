@@ -172,6 +172,7 @@ def plan_inputs(
         observed=tuple(_observed(key, tokens) for key, tokens in serving.observed.items()),
         drafter=subject.drafter,
         host_loading_gb=serving.host_loading_gb,
+        host_states_gb=((subject.settings and subject.settings.hidden_states.generated_bytes) or 0) / 1e9,
         **serving.model_dump(include=set(SAME_NAMES)),
     )
     require_plausible(inputs)

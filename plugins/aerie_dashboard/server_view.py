@@ -166,6 +166,7 @@ class PhaseMemory(Stored):
     hicache_gb_total: float | None
     host_available_gb: float | None
     host_loading_gb: float | None
+    host_states_gb: float = 0.0  # plans of before do not count it
 
 
 class PlanDocument(Stored):
@@ -245,11 +246,23 @@ def _host_chart(plan: PlanDocument) -> Chart | None:
         return None
     loading = [one.host_loading_gb for one in phases]
     caches = [one.hicache_gb_total for one in phases]
+    states = [one.host_states_gb for one in phases]
     free = [
-        max(0.0, (one.host_available_gb or 0) - (one.host_loading_gb or 0) - (one.hicache_gb_total or 0))
+        max(
+            0.0,
+            (one.host_available_gb or 0)
+            - (one.host_loading_gb or 0)
+            - (one.hicache_gb_total or 0)
+            - one.host_states_gb,
+        )
         for one in phases
     ]
-    series = (("loading", loading, "blue"), ("hierarchical cache", caches, "violet"), ("free", free, "grey"))
+    series = (
+        ("loading", loading, "blue"),
+        ("hierarchical cache", caches, "violet"),
+        ("states of unfinished samples", states, "teal"),
+        ("free", free, "grey"),
+    )
     return Chart.model_validate(
         {
             "kind": "stacked",

@@ -1,9 +1,11 @@
 """The planner's arithmetic against figures measured on the reference deployment (8 GPUs, Kimi-K2.5)."""
 
+from dataclasses import replace
+
 import pytest
 
 from aerie.serving.errors import PlanRefused
-from aerie.serving.memory import PoolLine, PoolRow, hicache_safe_gb_per_rank, require_hicache_fits
+from aerie.serving.memory import HostMemory, PoolLine, PoolRow, require_host_holds
 
 BF16, FP8 = 70_272, 35_136
 MEASURED = (
@@ -40,12 +42,29 @@ def test_one_row_and_the_memory_give_the_line() -> None:
     )
 
 
+REFERENCE = HostMemory(available_gb=445, loading_gb=40, ranks=8)
+
+
 def test_safe_hierarchical_cache_is_that_of_the_reference() -> None:
-    assert hicache_safe_gb_per_rank(available_gb=445, loading_gb=40, ranks=8) == 48
-    assert hicache_safe_gb_per_rank(available_gb=30, loading_gb=40, ranks=8) == 0
-    require_hicache_fits(48, available_gb=445, loading_gb=40, ranks=8)
+    assert REFERENCE.safe_hicache_gb_per_rank == 48
+    assert HostMemory(available_gb=30, loading_gb=40, ranks=8).safe_hicache_gb_per_rank == 0
+    require_host_holds(REFERENCE, hicache_gb_per_rank=48)
 
 
 def test_a_size_per_rank_that_was_meant_for_the_host_is_refused_with_the_sum() -> None:
     with pytest.raises(PlanRefused, match=r"8 ranks x 300 GB = 2400 GB.* 445 GB available.* = 48"):
-        require_hicache_fits(300, available_gb=445, loading_gb=40, ranks=8)
+        require_host_holds(REFERENCE, hicache_gb_per_rank=300)
+
+
+def test_a_hierarchical_cache_that_leaves_no_memory_for_the_states_beside_it_is_refused_with_the_sum() -> None:
+    capturing = replace(REFERENCE, states_gb=16 * 2**30 / 1e9)
+    assert capturing.safe_hicache_gb_per_rank == int(0.95 * (445 - 40 - 17.18) / 8) == 46
+    require_host_holds(capturing, hicache_gb_per_rank=46)
+    with pytest.raises(PlanRefused, match=r"capture_memory_gib 17\.18 GB: .* \(445 - 40 - 17\.18\) / 8\) = 46"):
+        require_host_holds(capturing, hicache_gb_per_rank=48)
+
+
+def test_states_that_do_not_fit_beside_loading_are_refused_without_a_hierarchical_cache_too() -> None:
+    require_host_holds(HostMemory(available_gb=50, loading_gb=40, ranks=8), hicache_gb_per_rank=0)
+    with pytest.raises(PlanRefused, match=r"50 GB available, of which loading takes 40 GB and .*: lower hidden_states"):
+        require_host_holds(HostMemory(50, 40, 8, states_gb=17.18), hicache_gb_per_rank=0)

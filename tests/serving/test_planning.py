@@ -174,6 +174,19 @@ def test_a_hierarchical_cache_meant_for_the_host_is_refused_and_the_safe_size_of
     assert planned("capture", hicache_size_gb_per_rank=300, host_ram_gb=449).hicache_gb_per_rank == 0
 
 
+def test_states_that_a_generating_server_holds_take_of_the_memory_for_its_hierarchical_cache() -> None:
+    host = {"host_ram_gb": 445, "host_loading_gb": 40, "host_states_gb": 17.18}
+    plan = planned(hicache_size_gb_per_rank=48, **host)
+    assert plan.verdict == "refused"
+    assert "of which loading takes 40 GB and hidden_states.capture_memory_gib 17.18 GB" in plan.reasons[0]
+    assert (plan.hicache_safe_gb_per_rank, plan.host_states_gb) == (46, 17.18)
+    assert planned(hicache_size_gb_per_rank=46, **host).verdict == "fits"
+    assert planned(**host | {"host_ram_gb": 50}).verdict == "refused"
+    for phase in ("capture", "benchmark"):  # they generate nothing that is kept
+        other = planned(phase, hicache_size_gb_per_rank=48, **host)
+        assert (other.host_states_gb, "capture_memory_gib" in str(other.reasons)) == (0, False)
+
+
 def test_loading_is_estimated_where_it_is_not_given_and_a_host_that_is_not_known_is_an_error() -> None:
     plan = planned(hicache_size_gb_per_rank=48, host_ram_gb=449)
     assert plan.host_loading_gb == 40

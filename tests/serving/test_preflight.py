@@ -120,6 +120,18 @@ def test_hierarchical_cache_that_fits_is_let_through(gpu_plan: Make, tmp_path: P
     check(plan.model_copy(update={"phase": "capture"}), tmp_path, host_ram_gb=5.5)  # has no such cache
 
 
+def test_states_that_do_not_fit_beside_the_hierarchical_cache_are_refused(gpu_plan: Make, tmp_path: Path) -> None:
+    hook = {"name": "capture", "target_modules": ["model.norm"], "hook_factory": "somewhere:factory"}
+    hooks = ({**hook, "config": {"generated_bytes": 10**9}}, {**hook, "config": {"generated_bytes": 10**9}})
+    host = {"host_loading_gb": 0.1, "host_ram_gb": 1.5}
+    check(gpu_plan(hicache_size_gb_per_rank=1), tmp_path, **host)
+    check(gpu_plan(forward_hooks=hooks), tmp_path, **host)  # which share their memory
+    with pytest.raises(
+        PlanRefused, match=r"1\.5 GB available, .* and hidden_states\.capture_memory_gib 1 GB: expected"
+    ):
+        check(gpu_plan(hicache_size_gb_per_rank=1, forward_hooks=hooks), tmp_path, **host)
+
+
 def test_host_without_the_memory_for_loading_is_refused(gpu_plan: Make, tmp_path: Path) -> None:
     with pytest.raises(MachineNotReady, match=r"loading takes 4\.0 GB of this host's memory, 3\.0 GB are available"):
         check(gpu_plan(), tmp_path, host_loading_gb=4, host_ram_gb=3)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from aerie.errors import BadInput
-from aerie.serving.memory import hicache_safe_gb_per_rank
+from aerie.serving.memory import HostMemory
 from aerie.settings.bundled import bundled_config
 from aerie.settings.machine import PROJECT_ROOT, settings_path
 from aerie.settings.pipeline import DATASET_KEYS, GENERATED_KEYS, CanarySettings, PipelineSettings, load_settings
@@ -67,10 +67,8 @@ def test_the_missions_server_is_the_reference_deployments():
     assert serving.observed == {"0.85": 116_171, "0.88": 159_277, "0.93": 231_120, "0.90:fp8_e4m3": 376_029}
     assert serving.extra_arguments == ("--attention-backend", "triton")
     assert serving.start_timeout_seconds > 22 * 60
-    safe = hicache_safe_gb_per_rank(
-        available_gb=serving.host_ram_gb or 0, loading_gb=serving.host_loading_gb or 0, ranks=8
-    )
-    assert safe == serving.hicache_size_gb_per_rank
+    memory = HostMemory(available_gb=serving.host_ram_gb or 0, loading_gb=serving.host_loading_gb or 0, ranks=8)
+    assert memory.safe_hicache_gb_per_rank == serving.hicache_size_gb_per_rank
 
 
 def test_the_missions_verifier_has_the_reference_deployments_bytes_per_token():

@@ -123,7 +123,10 @@ def test_the_generation_that_captures_is_planned_with_its_hooks_and_what_they_ma
     settings["hidden_states"] = {"capture": "generate", "capture_memory_gib": 2}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     monkeypatch.setenv("AERIE_CONFIG", str(tmp_path / "config.yaml"))
-    found = document(plan)
+    code, out, _ = plan("--json")
+    assert (code, "(445 - 40 - 2.147) / 8) = 47" in out) == (1, True), "the cache of the preset leaves it no room"
+    found = document(plan, "--hicache-size", "47")
+    assert (found["host_states_gb"], found["phases"]["benchmark"]["host_states_gb"]) == (pytest.approx(2.1475), 0)
     command = shlex.split(found["phases"]["generate"]["command"])
     hooks = json.loads(command[command.index("--forward-hooks") + 1])
     assert {hook["config"]["generated_bytes"] for hook in hooks} == {2 * 2**30}

@@ -82,38 +82,59 @@ class PoolLine:
         return int((self.pool_bytes * fraction - self.static_bytes) / bytes_per_token)
 
 
-def hicache_safe_gb_per_rank(*, available_gb: float, loading_gb: float, ranks: int) -> int:
-    """The largest hierarchical cache per rank, in whole GB, that leaves the host its memory."""
-    return max(0, math.floor(HICACHE_SHARE * (available_gb - loading_gb) / ranks))
+@dataclass(frozen=True)
+class HostMemory:
+    """A host's memory for a server: what is available in all, and what of that goes to other things than its caches.
 
-
-def hicache_sum(available_gb: float, loading_gb: float, ranks: int) -> str:
-    """The arithmetic of the largest safe size, as text."""
-    safe = hicache_safe_gb_per_rank(available_gb=available_gb, loading_gb=loading_gb, ranks=ranks)
-    return f"floor({HICACHE_SHARE} x ({available_gb:g} - {loading_gb:g}) / {ranks}) = {safe}"
-
-
-def hicache_problem(size_gb_per_rank: int, *, available_gb: float, loading_gb: float, ranks: int) -> str | None:
-    """Why the host cannot hold such a hierarchical cache, with the sum; None where it can.
-
-    SGLang takes the size per rank, and ranks race for the memory.
+    ``states_gb`` is what the server may hold of the hidden states of unfinished samples, while it generates
+    (``hidden_states.capture_memory_gib``); its first rank holds them.
     """
-    safe = hicache_safe_gb_per_rank(available_gb=available_gb, loading_gb=loading_gb, ranks=ranks)
-    if size_gb_per_rank <= safe:
+
+    available_gb: float
+    loading_gb: float
+    ranks: int
+    states_gb: float = 0.0
+
+    @property
+    def safe_hicache_gb_per_rank(self) -> int:
+        """The largest hierarchical cache per rank, in whole GB, that leaves the host its memory."""
+        left_gb = self.available_gb - self.loading_gb - self.states_gb
+        return max(0, math.floor(HICACHE_SHARE * left_gb / self.ranks))
+
+    @property
+    def safe_hicache_sum(self) -> str:
+        """The arithmetic of the largest safe size, as text."""
+        states = f" - {self.states_gb:.4g}" if self.states_gb else ""
+        return (
+            f"floor({HICACHE_SHARE} x ({self.available_gb:g} - {self.loading_gb:g}{states}) / {self.ranks}) = "
+            f"{self.safe_hicache_gb_per_rank}"
+        )
+
+    def problem(self, hicache_gb_per_rank: int) -> str | None:
+        """Why the host cannot hold such a hierarchical cache and the states beside it, with the sum; None where it can.
+
+        SGLang takes the size per rank, and ranks race for the memory.
+        """
+        states = f" and hidden_states.capture_memory_gib {self.states_gb:.4g} GB" if self.states_gb else ""
+        taken = (
+            f"the host has {self.available_gb:g} GB available, of which loading takes {self.loading_gb:g} GB{states}"
+        )
+        if hicache_gb_per_rank > self.safe_hicache_gb_per_rank:
+            return (
+                f"hicache_size_gb_per_rank {hicache_gb_per_rank}: {self.ranks} ranks x {hicache_gb_per_rank} GB = "
+                f"{self.ranks * hicache_gb_per_rank} GB, but {taken}: expected at most {self.safe_hicache_sum}"
+            )
+        if self.states_gb and self.loading_gb + self.states_gb > self.available_gb:
+            return f"{taken}: lower hidden_states.capture_memory_gib, or capture separately"
         return None
-    return (
-        f"hicache_size_gb_per_rank {size_gb_per_rank}: {ranks} ranks x {size_gb_per_rank} GB = "
-        f"{ranks * size_gb_per_rank} GB, but the host has {available_gb:g} GB available, of which loading takes "
-        f"{loading_gb:g} GB: expected at most {hicache_sum(available_gb, loading_gb, ranks)}"
-    )
 
 
-def require_hicache_fits(size_gb_per_rank: int, *, available_gb: float, loading_gb: float, ranks: int) -> None:
-    """Refuse a hierarchical cache that the host cannot hold.
+def require_host_holds(memory: HostMemory, *, hicache_gb_per_rank: int) -> None:
+    """Refuse a server that the host's memory cannot hold.
 
     Raises:
         PlanRefused: all ranks together ask for more than is safe; the message shows the sum.
     """
-    problem = hicache_problem(size_gb_per_rank, available_gb=available_gb, loading_gb=loading_gb, ranks=ranks)
+    problem = memory.problem(hicache_gb_per_rank)
     if problem:
         raise PlanRefused(problem)

@@ -128,6 +128,11 @@ class ServerPlan(Frozen):
         """Processes that hold a part of the model, of all replicas; on CUDA each takes a GPU of its own."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
+    @property
+    def host_states_bytes(self) -> int:
+        """Host memory that the hooks of what is generated, which share it, may take; 0 without such hooks."""
+        return max((int(hook["config"].get("generated_bytes", 0)) for hook in self.forward_hooks), default=0)
+
     @classmethod
     def of_settings(
         cls,

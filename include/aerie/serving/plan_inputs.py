@@ -30,7 +30,8 @@ class PlanInputs:
 
     ``gpu_memory_gib`` is what one GPU (on a CPU: the host) has free before the server loads. ``weights_bytes`` are
     those of the whole checkpoint. ``host_ram_gb`` is the host's memory for the server, ``host_loading_gb`` what of it
-    loading takes. ``concurrency`` is how many requests the client keeps in flight.
+    loading takes, ``host_states_gb`` what of it a server that generates may hold of unfinished samples' hidden states.
+    ``concurrency`` is how many requests the client keeps in flight.
     """
 
     config: ModelConfig
@@ -55,6 +56,7 @@ class PlanInputs:
     weights_bytes: float | None = None
     host_ram_gb: float | None = None
     host_loading_gb: float | None = None
+    host_states_gb: float = 0.0
     hicache_size_gb_per_rank: int | None = None
     prompt_tokens: float | None = None
     response_tokens: float | None = None

@@ -16,11 +16,9 @@ from aerie.serving.errors import PlanRefused
 from aerie.serving.headroom import GIB, Buffers, count_buffers
 from aerie.serving.memory import (
     LOADING_GB_PER_RANK,
+    HostMemory,
     PoolLine,
     PoolRow,
-    hicache_problem,
-    hicache_safe_gb_per_rank,
-    hicache_sum,
 )
 from aerie.serving.plan import FULL_PRECISION_KV, WITH_DRAFTER, Phase
 from aerie.serving.plan_inputs import ObservedPool, PlanInputs
@@ -84,6 +82,7 @@ class MemoryPlan:
     hicache_safe_gb_per_rank: int | None
     host_available_gb: float | None
     host_loading_gb: float | None
+    host_states_gb: float
     sums: tuple[Sum, ...]
     estimated: tuple[str, ...]
 
@@ -122,6 +121,7 @@ def plan_memory(inputs: PlanInputs, phase: Phase) -> MemoryPlan:
         hicache_safe_gb_per_rank=host.safe_gb,
         host_available_gb=inputs.host_ram_gb,
         host_loading_gb=host.loading_gb,
+        host_states_gb=host.states_gb,
         sums=(*static.sums, *cache.sums, *gpu.sums, *_request_sums(inputs, concurrent, gpu.tokens), *host.sums),
         estimated=(*static.estimated, *cache.estimated, *host.estimated),
     )
@@ -511,11 +511,12 @@ def _request_sums(inputs: PlanInputs, concurrent: int | None, tokens: int) -> It
 
 @dataclass(frozen=True)
 class _Host:
-    """The host's memory: what the hierarchical caches ask of it, and what would be safe."""
+    """The host's memory: what the hierarchical caches and captured states ask of it, and what would be safe."""
 
     hicache_gb: int
     safe_gb: int | None
     loading_gb: float | None
+    states_gb: float = 0.0
     refusals: tuple[str, ...] = ()
     sums: tuple[Sum, ...] = ()
     estimated: tuple[str, ...] = ()
@@ -535,19 +536,30 @@ def _host(inputs: PlanInputs, phase: Phase) -> _Host:
     loading = inputs.host_loading_gb
     estimated = loading is None
     loading_gb = LOADING_GB_PER_RANK * inputs.ranks if loading is None else loading
-    available = inputs.host_ram_gb
-    safe = hicache_safe_gb_per_rank(available_gb=available, loading_gb=loading_gb, ranks=inputs.ranks)
-    problem = hicache_problem(asked, available_gb=available, loading_gb=loading_gb, ranks=inputs.ranks)
+    memory = HostMemory(
+        available_gb=inputs.host_ram_gb,
+        loading_gb=loading_gb,
+        ranks=inputs.ranks,
+        states_gb=inputs.host_states_gb if phase == "generate" else 0.0,
+    )
+    problem = memory.problem(asked)
+    states = Sum(
+        "states of unfinished samples",
+        f"{memory.states_gb:.4g} GB",
+        "hidden_states.capture_memory_gib, in the first rank's process",
+    )
     how = f"{LOADING_GB_PER_RANK:g} GB a rank, as on the reference deployment" if estimated else "given"
     return _Host(
         hicache_gb=asked,
-        safe_gb=safe,
+        safe_gb=memory.safe_hicache_gb_per_rank,
         loading_gb=loading_gb,
-        refusals=(problem,) if asked and problem else (),
+        states_gb=memory.states_gb,
+        refusals=(problem,) if problem else (),
         sums=(
-            Sum("host memory", f"{available:g} GB", f"of which loading takes {loading_gb:g} GB ({how})"),
+            Sum("host memory", f"{memory.available_gb:g} GB", f"of which loading takes {loading_gb:g} GB ({how})"),
+            *([states] if memory.states_gb else []),
             Sum("hierarchical cache", f"{asked * inputs.ranks:,} GB", f"{inputs.ranks} x {asked} GB per rank"),
-            Sum("safe per rank", f"{safe} GB", hicache_sum(available, loading_gb, inputs.ranks)),
+            Sum("safe per rank", f"{memory.safe_hicache_gb_per_rank} GB", memory.safe_hicache_sum),
         ),
         estimated=("the host memory that loading takes",) if estimated else (),
     )

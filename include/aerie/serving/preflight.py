@@ -15,7 +15,7 @@ from aerie.serving.errors import MachineNotReady
 from aerie.serving.host import Gpu, GpuProcess, HostFacts, host_facts
 from aerie.serving.launch_plan import require_gpus_hold
 from aerie.serving.leftovers import end_leftovers, is_of
-from aerie.serving.memory import LOADING_GB_PER_RANK, require_hicache_fits
+from aerie.serving.memory import LOADING_GB_PER_RANK, HostMemory, require_host_holds
 from aerie.serving.plan import ServerPlan
 from aerie.settings.profile import Frozen
 
@@ -55,7 +55,8 @@ def preflight(plan: ServerPlan, options: PreflightOptions, *, folder: Path) -> l
 
     Raises:
         BadInput: a checkpoint's files are not whole; the message names them.
-        PlanRefused: the hierarchical cache exceeds this host's memory, or the server its GPUs'.
+        PlanRefused: the hierarchical cache, or the states of what is generated, exceed this host's memory, or the
+            server its GPUs'.
         MachineNotReady: the disk, the port, the memory or processes on the GPUs stand in the way.
         ProcessesLeft: leftovers survive.
     """
@@ -95,16 +96,18 @@ def _require_files(plan: ServerPlan) -> None:
 
 
 def _require_host_memory(plan: ServerPlan, options: PreflightOptions, facts: HostFacts) -> None:
-    """The cache of all ranks beside loading; without a cache, loading where it is known."""
+    """The cache of all ranks and states beside loading; without either, loading where it is known."""
     available_gb = min(facts.memory_available_bytes / GB, options.host_ram_gb or float("inf"))
     loading_gb = options.host_loading_gb
-    if plan.hicache_size_gb_per_rank is not None and plan.phase != "capture":
-        require_hicache_fits(
-            plan.hicache_size_gb_per_rank,
+    hicache_gb = 0 if plan.phase == "capture" else plan.hicache_size_gb_per_rank or 0
+    if plan.device == "cuda" and (hicache_gb or plan.host_states_bytes):
+        memory = HostMemory(
             available_gb=round(available_gb, 1),
             loading_gb=LOADING_GB_PER_RANK * plan.ranks if loading_gb is None else loading_gb,
             ranks=plan.ranks,
+            states_gb=plan.host_states_bytes / GB,
         )
+        require_host_holds(memory, hicache_gb_per_rank=hicache_gb)
         return
     if loading_gb is not None and loading_gb > available_gb:
         raise MachineNotReady(

@@ -83,3 +83,16 @@ def test_a_series_that_does_not_fit_its_chart_is_refused():
 def test_a_plan_without_gpus_is_not_told_as_one_of_gpus(changes, device):
     row = {"document": {**plan_document(), **changes}, "recorded_at": datetime.now(UTC)}
     assert plan_of(row, "run").device.title == f"Memory of {device} by phase, of 95.6 GiB"
+
+
+def test_states_of_unfinished_samples_are_a_part_of_the_hosts_memory_and_not_of_what_is_free():
+    document = plan_document()
+    before = plan_of({"document": document, "recorded_at": datetime.now(UTC)}, "run").host
+    assert [series.name for series in before.series] == ["loading", "hierarchical cache", "free"]
+    document["phases"]["generate"]["host_states_gb"] = 17.18
+    bars = {
+        one.name: one.values
+        for one in plan_of({"document": document, "recorded_at": datetime.now(UTC)}, "run").host.series
+    }
+    assert bars["states of unfinished samples"] == (17.18, 0, 0)
+    assert bars["free"] == (pytest.approx(200 - 17.18), 200, 200)
