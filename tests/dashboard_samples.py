@@ -17,11 +17,15 @@ REJECTED = f"{JUDGED}-0badc0ffee12"
 UNMEASURED = f"{JUDGED}-{'long-' * 9}0123456789ab"
 LOOPING, KEPT, UNDECODED, FAILED = "glaive-013", "glaive-000", "glaive-001", "glaive-117"
 REASONING = {ODD_ID: 4, KEPT: 80, LOOPING: 2_711}
+REPORT = f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Corpus of {JUDGED}</title>
+<style>body {{ background: rgb(1, 2, 3) }}</style>{SCRIPT}</head>
+<body><p style="color: rgb(4, 5, 6)">94 rows</p></body></html>
+"""
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
 
 def fill_samples(connection: Any, home: Path) -> None:
-    """Samples with previews, odd names, the response log, three drafters and where one of them comes from."""
+    """Samples with previews, odd names, a response log, a corpus' report, three drafters and where one comes from."""
     from aerie.artefacts.layout import EditionFiles
     from aerie.artefacts.response_log import Response, encode
     from aerie.store.queries import ledger, previews, runs
@@ -47,6 +51,9 @@ def fill_samples(connection: Any, home: Path) -> None:
         output_ids=(11, 12, 13),
     )  # fmt: skip
     log.write_bytes(encode(response))
+    report = EditionFiles(home / "data", JUDGED).corpus_report
+    report.parent.mkdir()
+    report.write_text(REPORT)
     _fill_history(connection)
 
 

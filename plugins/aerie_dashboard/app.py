@@ -7,12 +7,24 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.base import RequestResponseEndpoint
 
 from aerie.errors import BadInput, Retryable
-from aerie_dashboard.pages import alerts, card, dataset, drafter, overview, response_log, run, server, static, task
+from aerie_dashboard.pages import (
+    alerts,
+    card,
+    corpus,
+    dataset,
+    drafter,
+    overview,
+    response_log,
+    run,
+    server,
+    static,
+    task,
+)
 from aerie_dashboard.rendering import render
 from aerie_dashboard.security import CLOSED, HEADERS
 
 PAGES = tuple(
-    page.router for page in (overview, run, task, dataset, response_log, drafter, server, alerts, card, static)
+    page.router for page in (overview, run, task, dataset, response_log, corpus, drafter, server, alerts, card, static)
 )
 
 

@@ -52,6 +52,19 @@ def test_a_page_loads_without_complaints_runs_no_stored_script_and_fits_its_wind
     assert complaints == [] and "taken over" not in signed_in.title()
 
 
+def test_a_person_comes_from_a_drafter_to_the_report_of_its_corpus_which_has_its_styles_and_runs_nothing(
+    signed_in, dashboard
+):
+    signed_in.goto(f"{dashboard.url}/aerie/drafters/{DRAFTER}")
+    with signed_in.expect_popup() as opened:
+        signed_in.get_by_role("link", name="Corpus report").click()
+    report = opened.value
+    colour = report.get_by_text("94 rows").evaluate("one => getComputedStyle(one).color")
+    assert colour == "rgb(4, 5, 6)"
+    assert report.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(1, 2, 3)"
+    assert report.title() == f"Corpus of {JUDGED}"
+
+
 def test_a_name_that_is_nowhere_is_a_page_in_the_dashboards_own_look(signed_in, dashboard):
     signed_in.goto(f"{dashboard.url}/aerie{HERE}/samples/none")
     signed_in.get_by_text(f"{JUDGED}/{DATASET} has no sample none").wait_for()

@@ -15,6 +15,7 @@ from aerie.errors import BadInput
 
 EDITION_PATTERN = r"^[a-z0-9_-]{1,64}$"
 DATASET_PATTERN = r"[A-Za-z0-9_-]{1,64}"
+CORPUS_REPORT = "report.html"
 
 
 def edition_name(name: str) -> str:
@@ -147,6 +148,11 @@ class EditionFiles:
     def corpus(self) -> Path:
         """Merged training set, as Hugging Face ``Dataset.save_to_disk`` lays it out, with its token frequencies."""
         return self.folder / "corpus"
+
+    @property
+    def corpus_report(self) -> Path:
+        """What the corpus holds, for people, written by ``merge``."""
+        return self.corpus / CORPUS_REPORT
 
     @property
     def vocabulary(self) -> Path:

@@ -16,7 +16,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from aerie.corpus.tally import DatasetStatistics
 from aerie.corpus.vocabulary import CoverageCurve, usual_sizes
 
-REPORT_FILE = "report.html"
 BINS_PER_OCTAVE = 2
 CURVE_POINTS = 80
 LEAST_SHOWN_SIZE = 64

@@ -19,7 +19,7 @@ from aerie.artefacts.corpus import (
 from aerie.artefacts.draft_vocabulary import write_draft_vocabulary
 from aerie.artefacts.dropped_rows import DROPPED_FILE, write_dropped_rows
 from aerie.artefacts.files import atomic_folder, fingerprint_of, remove_partial_folders
-from aerie.artefacts.layout import EditionFiles
+from aerie.artefacts.layout import CORPUS_REPORT, EditionFiles
 from aerie.artefacts.manifest import (
     InputFile,
     Manifest,
@@ -33,7 +33,7 @@ from aerie.artefacts.manifest import (
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
 from aerie.corpus.limits import caps_of
 from aerie.corpus.merge import Merge, Merged, Rules, Source
-from aerie.corpus.report import REPORT_FILE, render_report
+from aerie.corpus.report import render_report
 from aerie.corpus.selection import KEPT, REASONS, Selection
 from aerie.corpus.vocabulary import (
     Coverage,
@@ -87,11 +87,11 @@ def merge(request: StageRequest, events: Events) -> StageResult:
         counts = {**merged.counts, "seed": rules.seed}
         write_token_frequencies(folder, merged.frequencies)
         dropped_rows = _write_dropped(folder / DROPPED_FILE, sources, merged.selection)
-        (folder / REPORT_FILE).write_text(_html(merged, counts, request), encoding="utf-8")
+        (folder / CORPUS_REPORT).write_text(_html(merged, counts, request), encoding="utf-8")
     dataset = files.corpus / DATASET_FOLDER
     shards = [describe_output(dataset / shard.name, shard.rows, shard.sha256) for shard in merged.shards]
     beside = [dataset / STATE_FILE, dataset / INFO_FILE]
-    beside += [files.corpus / name for name in (TOKEN_FREQUENCIES_FILE, TOKEN_COUNTS_FILE, REPORT_FILE)]
+    beside += [files.corpus / name for name in (TOKEN_FREQUENCIES_FILE, TOKEN_COUNTS_FILE, CORPUS_REPORT)]
     manifest = write_manifest(
         manifest_path,
         stage="merge",
@@ -106,7 +106,7 @@ def merge(request: StageRequest, events: Events) -> StageResult:
         ],
         counts=counts,
     )
-    _tell(counts, files.corpus / REPORT_FILE, events)
+    _tell(counts, files.corpus_report, events)
     return StageResult(stage="merge", reused=False, manifest=manifest)
 
 

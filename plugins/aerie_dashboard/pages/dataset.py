@@ -27,6 +27,7 @@ from aerie.store.queries.samples import (
     read_sample,
 )
 from aerie_dashboard.charts import Chart, Series
+from aerie_dashboard.corpus_report import corpus_report_of
 from aerie_dashboard.decoded import PreviewDocument, sections_of
 from aerie_dashboard.documents import Stored, Unreadable, read_document
 from aerie_dashboard.lengths import BARS, length_chart, width_of_bars
@@ -109,6 +110,7 @@ def show_dataset(request: Request, store: Store, edition: str, dataset: str) -> 
         "dataset.html",
         edition=edition,
         dataset=dataset,
+        corpus_report=corpus_report_of(edition) is not None,
         counts=counts,
         settings=settings,
         manifests=manifests,

@@ -21,6 +21,7 @@ from aerie.store.queries.manifests import list_manifests
 from aerie.store.queries.metrics import sample_metrics
 from aerie.store.queries.rows import Row
 from aerie_dashboard.charts import Chart, Series
+from aerie_dashboard.corpus_report import corpus_report_of
 from aerie_dashboard.documents import Stored, Unreadable, read_document
 from aerie_dashboard.opened_store import Store
 from aerie_dashboard.rendering import render
@@ -206,6 +207,7 @@ def show_drafter(request: Request, store: Store, drafter_id: str) -> HTMLRespons
         request,
         "drafter.html",
         drafter=row,
+        corpus_report=corpus_report_of(row["edition"]) is not None,
         training=line.training,
         benchmark=line.benchmark,
         charts=charts,

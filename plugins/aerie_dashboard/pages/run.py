@@ -14,6 +14,7 @@ from aerie.store.queries.metrics import sample_metrics
 from aerie.store.queries.plans import read_plan
 from aerie.store.queries.runs import list_editions, read_run
 from aerie_dashboard.airflow_tasks import tasks_of
+from aerie_dashboard.corpus_report import corpus_report_of
 from aerie_dashboard.documents import Unreadable
 from aerie_dashboard.listing import run_line
 from aerie_dashboard.opened_store import Store
@@ -67,6 +68,7 @@ def _content(store: Store, session: SessionDep, row: dict[str, Any]) -> dict[str
     leases = lease_lines(list_leases(store, limit=LATEST_LEASES))
     return {
         "run": run,
+        "corpus_report": corpus_report_of(edition) is not None,
         "dag_id": row["dag_id"],
         "airflow_knows": bool(tasks),
         "stages": stage_lines(tasks, manifests, run_id),

@@ -8,11 +8,13 @@ from urllib.parse import quote
 
 import pytest
 
+from aerie.artefacts.layout import EditionFiles
 from aerie.benchmark.advice import FOR_CAUSES, FOR_GATES
 from aerie.store.connection import connected, transaction
 from aerie.store.queries.runs import record_run
 from aerie_dashboard.pages.dataset import SAMPLES_A_PAGE
 
+from ...dashboard import EDITION, RUN
 from ...dashboard_samples import (
     DATASET,
     DRAFTER,
@@ -25,6 +27,7 @@ from ...dashboard_samples import (
     ODD_DATASET,
     ODD_ID,
     REJECTED,
+    REPORT,
     SCRIPT,
     UNDECODED,
     UNMEASURED,
@@ -165,7 +168,8 @@ def test_a_data_set_shows_its_figures_with_separators(dashboard):
         f"/editions/{JUDGED}/datasets/B9_none/samples", f"{HERE}/samples/none", f"{HERE}/responses/none",
         f"{HERE}/samples?state=none", f"/editions/..%2f..%2f/datasets/{DATASET}/responses",
         f"/editions/%2e%2e/datasets/{DATASET}", f"{HERE}/samples/..%2f..%2fetc%2fpasswd", "/servers/none/log",
-        f"{ODD}/responses", "/static/..%2fsecurity.py", "/nothing",
+        f"{ODD}/responses", "/editions/none/corpus/report", "/editions/..%2f..%2fsecond/corpus/report",
+        "/editions/%2e%2e/corpus/report", "/static/..%2fsecurity.py", "/nothing",
     ],
 )  # fmt: skip
 def test_an_unknown_name_is_a_404_that_says_so(dashboard, path):
@@ -210,6 +214,36 @@ def test_a_drafter_shows_what_is_recommended_by_what_it_was_judged_and_what_is_s
         "captured [1, 30, 58], served [0, 29, 57]",
     ):
         assert said in page, said
+
+
+@pytest.mark.parametrize("path", [f"/drafters/{DRAFTER}", HERE, "/"])
+def test_the_report_of_the_corpus_is_found_where_people_look_for_it(dashboard, path):
+    assert f'href="/aerie/editions/{JUDGED}/corpus/report"' in text_of(dashboard, path)
+
+
+def test_no_page_leads_to_a_report_that_is_not_there(dashboard):
+    for path in ("/", f"/runs/{RUN}", f"/editions/{EDITION}/datasets/{DATASET}", ODD):
+        page = text_of(dashboard, path)
+        assert f"/editions/{EDITION}/corpus/report" not in page and page.count("corpus/report") == (path == "/")
+
+
+def test_the_report_is_handed_out_as_it_is_and_may_do_nothing_but_look_as_it_does(dashboard):
+    with dashboard.client("viewer") as client:
+        answer = client.get(f"/aerie/editions/{JUDGED}/corpus/report")
+    assert answer.text == REPORT and answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    policy = dict(part.split(" ", 1) for part in answer.headers["Content-Security-Policy"].split("; ") if " " in part)
+    assert policy["default-src"] == "'none'" and policy["style-src"] == "'unsafe-inline'" and "script-src" not in policy
+    assert answer.headers["Content-Security-Policy"].endswith("; sandbox")
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_a_report_that_is_a_link_out_of_the_data_root_is_not_handed_out(dashboard, tmp_path):
+    outside = tmp_path / "outside.html"
+    outside.write_text("not yours")
+    report = EditionFiles(dashboard.home / "data", "linked").corpus_report
+    report.parent.mkdir(parents=True)
+    report.symlink_to(outside)
+    assert "not yours" not in text_of(dashboard, "/editions/linked/corpus/report", 404)
 
 
 def test_a_drafter_that_failed_its_gates_says_which_why_and_what_to_do(dashboard):
