@@ -52,12 +52,13 @@ def test_a_page_loads_without_complaints_runs_no_stored_script_and_fits_its_wind
     assert complaints == [] and "taken over" not in signed_in.title()
 
 
-def test_a_person_comes_from_a_drafter_to_the_report_of_its_corpus_which_has_its_styles_and_runs_nothing(
-    signed_in, dashboard
-):
-    signed_in.goto(f"{dashboard.url}/aerie/drafters/{DRAFTER}")
+@pytest.mark.parametrize("framed", [False, True], ids=["alone", "in Airflow's frame"])
+def test_the_report_of_a_corpus_opens_with_its_styles_and_runs_nothing(signed_in, dashboard, framed):
+    page = f"/drafters/{DRAFTER}"
+    signed_in.goto(f"{dashboard.url}/plugin/aerie/aerie{page}" if framed else f"{dashboard.url}/aerie{page}")
+    shown = signed_in.frame_locator("iframe[title=Aerie]") if framed else signed_in
     with signed_in.expect_popup() as opened:
-        signed_in.get_by_role("link", name="Corpus report").click()
+        shown.get_by_role("link", name="Corpus report").click()
     report = opened.value
     colour = report.get_by_text("94 rows").evaluate("one => getComputedStyle(one).color")
     assert colour == "rgb(4, 5, 6)"
