@@ -1,14 +1,18 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from aerie.artefacts.previews import Preview, iterate_previews, write_previews
 from aerie.artefacts.prompts import write_prompts
 from aerie.artefacts.samples import (
+    SAMPLE_SCHEMA,
     Sample,
     VerdictRow,
     count_tokens,
+    find_sample,
     iterate_sample_batches,
     iterate_samples,
     iterate_verdicts,
@@ -53,6 +57,27 @@ def test_arrays_are_stored_as_the_same_numbers_as_lists(tmp_path: Path) -> None:
     )
     write_samples(tmp_path / "samples.parquet", [arrays])
     assert list(iterate_samples(tmp_path / "samples.parquet")) == [listed]
+
+
+def test_samples_written_before_their_lists_were_declared_without_nulls_are_read(tmp_path: Path) -> None:
+    earlier = pa.schema(
+        [
+            pa.field(
+                field.name,
+                pa.list_(field.type.value_type) if pa.types.is_list(field.type) else field.type,
+                field.nullable,
+            )
+            for field in SAMPLE_SCHEMA
+        ]
+    )
+    assert not earlier.equals(SAMPLE_SCHEMA)
+    path, written = tmp_path / "samples.parquet", [sample(1), sample(2)]
+    pq.write_table(pa.Table.from_pylist([vars(row) for row in written], schema=earlier), path)
+    assert list(iterate_samples(path)) == written
+    assert find_sample(path, "s2") == (1, written[1])
+    assert count_tokens(path) == 8
+    (batch,) = iterate_sample_batches(path)
+    assert batch.column("input_ids").values.to_pylist() == [1, 2, 163_607, 1, 1, 2, 163_607, 2]
 
 
 def test_interrupted_writer_leaves_the_earlier_file_whole(tmp_path: Path) -> None:

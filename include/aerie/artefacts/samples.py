@@ -15,7 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from aerie.artefacts.parquet import ROWS_PER_GROUP, RowWriter, find_row, iterate_rows, open_parquet, row_writer
+from aerie.artefacts.parquet import (
+    ROWS_PER_GROUP,
+    RowWriter,
+    find_row,
+    has_columns,
+    iterate_rows,
+    list_without_nulls,
+    open_parquet,
+    row_writer,
+)
 from aerie.artefacts.prompts import Split
 from aerie.errors import BadInput
 
@@ -25,8 +34,8 @@ SAMPLE_SCHEMA = pa.schema(
         pa.field("conversation_id", pa.string(), nullable=False),
         pa.field("dataset", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
-        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("loss_mask", pa.list_(pa.int8()), nullable=False),
+        pa.field("input_ids", list_without_nulls(pa.int32()), nullable=False),
+        pa.field("loss_mask", list_without_nulls(pa.int8()), nullable=False),
         pa.field("prompt_tokens", pa.int32(), nullable=False),
         pa.field("response_tokens", pa.int32(), nullable=False),
         pa.field("reasoning_tokens", pa.int32(), nullable=False),
@@ -217,7 +226,7 @@ def _open_samples(path: Path) -> Iterator[pq.ParquetFile]:
         raise BadInput(f"{path}: not there; run stage validate first")
     try:
         with open_parquet(path) as file:
-            if not file.schema_arrow.equals(SAMPLE_SCHEMA):
+            if not has_columns(file, SAMPLE_SCHEMA):
                 raise BadInput(f"{path}: not a file of samples of this version; run stage validate again")
             yield file
     except pa.ArrowInvalid as error:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from aerie.artefacts.corpus import CORPUS_SCHEMA, ROWS_PER_RECORD_BATCH, CorpusWriter, Int64Array
 from aerie.artefacts.files import sha256_of, sync_file
-from aerie.artefacts.samples import count_tokens, iterate_sample_batches
+from aerie.artefacts.samples import SAMPLE_SCHEMA, count_tokens, iterate_sample_batches
 from aerie.corpus.equal_prompts import PromptHashes
 from aerie.corpus.limits import Limit, shares_of
 from aerie.corpus.read_ahead import read_ahead
@@ -38,6 +38,7 @@ MOST_PARTITIONS = 64
 
 TOKEN_COLUMNS = ("input_ids", "loss_mask")
 IDENTITY = ("order_key", "content_0", "content_1")
+COLUMNS = [field.name for field in SAMPLE_SCHEMA if field.name not in ("prompt_tokens", "response_tokens", "flags")]
 ABOUT_SCHEMA = pa.schema(
     [field for field in CORPUS_SCHEMA if field.name not in TOKEN_COLUMNS]
     + [pa.field(name, pa.uint64()) for name in IDENTITY]
@@ -115,6 +116,28 @@ class Merged:
         }
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """Rows as they lie in a data set; ``split_of`` has the splits of its conversations so far."""
+
+    rows: pa.RecordBatch
+    dataset_number: int
+    origin: Origin
+    prompts: PromptHashes
+    split_of: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _CheckedBatch:
+    """The numbers of all its rows; of those that can stay, in the order of their partitions, everything."""
+
+    batch: _Batch
+    rows: RowNumbers
+    about: pa.RecordBatch
+    tokens: TokenRows
+    partitions: Int64Array
+
+
 class Merge:
     """One merge into ``folder``, which is not there yet: every source is read, then the shards are written."""
 
@@ -136,44 +159,43 @@ class Merge:
             Failed: a row is wrong (``aerie.corpus.rows``), a sample id is used twice, a conversation is in two
                 splits, a data set with a weight has no row, or no row is left to train on.
         """
-        for number, source in enumerate(self._sources):
-            self._read(number, source)
+        for rows in read_ahead(map(self._check, read_ahead(self._read()))):
+            self._take_in(rows)
         selection = self._select()
         merged = self._write(selection)
         if merged.train_rows == 0:
             raise Failed(f"no row is left to train on: dropped {merged.dropped}")
         return merged
 
-    def _read(self, number: int, source: Source) -> None:
-        split_of: dict[str, int] = {}
-        first_row = 0
-        prompts = PromptHashes.read(source.prompt_hashes, self._rules.seed)
-        self._held_out.append(prompts.hashes[prompts.held_out])
-        for batch in read_ahead(iterate_sample_batches(source.samples)):
-            origin = Origin(source.samples, source.dataset, first_row)
-            self._take_in(batch, origin, number, prompts, split_of)
-            first_row += batch.num_rows
+    def _read(self) -> Iterator[_Batch]:
+        for number, source in enumerate(self._sources):
+            prompts = PromptHashes.read(source.prompt_hashes, self._rules.seed)
+            self._held_out.append(prompts.hashes[prompts.held_out])
+            split_of: dict[str, int] = {}
+            first_row = 0
+            for rows in iterate_sample_batches(source.samples, COLUMNS):
+                yield _Batch(rows, number, Origin(source.samples, source.dataset, first_row), prompts, split_of)
+                first_row += rows.num_rows
 
-    def _take_in(
-        self, batch: pa.RecordBatch, origin: Origin, number: int, prompts: PromptHashes, split_of: dict[str, int]
-    ) -> None:
-        tokens = check_rows(batch, origin, vocabulary_size=self._rules.vocabulary_size)
+    def _check(self, batch: _Batch) -> _CheckedBatch:
+        """Check the rows, hash them and count their tokens."""
+        samples, origin = batch.rows, batch.origin
+        tokens = check_rows(samples, origin, vocabulary_size=self._rules.vocabulary_size)
         origin.refuse(
-            batch, np.array(batch.column("dataset").to_pylist()) != origin.dataset, "the row names another data set"
+            samples, np.array(samples.column("dataset").to_pylist()) != origin.dataset, "the row names another data set"
         )
-        splits = split_codes(batch, origin)
-        keys = order_keys(batch.column("sample_id").to_pylist(), self._rules.seed)
+        splits = split_codes(samples, origin)
+        keys = order_keys(samples.column("sample_id").to_pylist(), self._rules.seed)
         contents = tokens.content_hashes()
         rows = RowNumbers(
             keys=keys,
-            contents=prompts.of(keys, otherwise=contents),
+            contents=batch.prompts.of(keys, otherwise=contents),
             splits=splits,
-            datasets=np.full(len(keys), number, np.int16),
+            datasets=np.full(len(keys), batch.dataset_number, np.int16),
             tokens=tokens.lengths.astype(np.int32),
             response_tokens=tokens.response_tokens.astype(np.int32),
-            reasoning_tokens=batch.column("reasoning_tokens").to_numpy(),
+            reasoning_tokens=samples.column("reasoning_tokens").to_numpy(),
         )
-        self._rows.append(rows)
         derived = {
             "seq_len": rows.tokens,
             "dataset_number": rows.datasets,
@@ -181,7 +203,7 @@ class Merge:
         }
         about = pa.RecordBatch.from_arrays(
             [
-                pa.array(derived[column.name]) if column.name in derived else batch.column(column.name)
+                pa.array(derived[column.name]) if column.name in derived else samples.column(column.name)
                 for column in ABOUT_SCHEMA
             ],
             schema=ABOUT_SCHEMA,
@@ -190,9 +212,13 @@ class Merge:
         partitions = self._partitions_of(keys[kept], splits[kept])
         order = np.argsort(partitions, kind="stable")
         chosen = tokens.take(kept[order])
-        self._tally.count(number, chosen)
-        self._spill.add(about.take(pa.array(kept[order])), chosen, partitions[order])
-        _check_conversations(batch, splits, split_of, origin)
+        self._tally.count(batch.dataset_number, chosen)
+        return _CheckedBatch(batch, rows, about.take(pa.array(kept[order])), chosen, partitions[order])
+
+    def _take_in(self, checked: _CheckedBatch) -> None:
+        self._rows.append(checked.rows)
+        self._spill.add(checked.about, checked.tokens, checked.partitions)
+        _check_conversations(checked.batch, checked.rows.splits)
 
     def _partitions_of(self, keys: npt.NDArray[np.uint64], splits: npt.NDArray[np.int8]) -> Int64Array:
         """Partitions in the order of keys, those of the training split before those of validation."""
@@ -234,7 +260,7 @@ class Merge:
                 rows, others = _final_order(partition, kept)
                 self._count_off(partition, others)
                 if len(rows):
-                    path = writer.write_batches(self._batches(partition, rows))
+                    path = writer.write_batches(read_ahead(self._batches(partition, rows)))
                     finished.append(finishing.submit(_finish, path, len(rows)))
         fingerprint = self._tally.fingerprint()
         writer.close(fingerprint=fingerprint)
@@ -265,12 +291,10 @@ class Merge:
                 self._tally.count_off(number, partition.tokens.take(some))
 
 
-def _check_conversations(
-    batch: pa.RecordBatch, splits: npt.NDArray[np.int8], split_of: dict[str, int], origin: Origin
-) -> None:
-    conversations = batch.column("conversation_id").to_pylist()
-    straddles = [split_of.setdefault(c, s) != s for c, s in zip(conversations, splits.tolist(), strict=True)]
-    origin.refuse(batch, np.array(straddles, bool), "its conversation is also in another split")
+def _check_conversations(batch: _Batch, splits: npt.NDArray[np.int8]) -> None:
+    conversations = batch.rows.column("conversation_id").to_pylist()
+    straddles = [batch.split_of.setdefault(c, s) != s for c, s in zip(conversations, splits.tolist(), strict=True)]
+    batch.origin.refuse(batch.rows, np.array(straddles, bool), "its conversation is also in another split")
 
 
 def _final_order(partition: SpilledRows, kept: npt.NDArray[np.uint64]) -> tuple[Int64Array, Int64Array]:
