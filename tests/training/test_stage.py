@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from aerie.artefacts.drafter_record import read_record
 from aerie.artefacts.files import write_json
@@ -110,8 +111,12 @@ def test_a_run_without_capture_is_told_which_stage_is_missing(edition):
 @pytest.mark.slow
 def test_a_drafter_is_trained_exported_and_published_and_a_second_run_does_nothing(edition):
     edition.build()
-    result = train(edition.request(), edition.events)
+    board = edition.root / "board"
+    result = train(edition.request(training={"tensorboard": board}), edition.events)
     counts = result.manifest.counts
+    (of_this_training,) = board.iterdir()
+    curves = EventAccumulator(str(of_this_training)).Reload()
+    assert len(curves.Scalars("train/loss")) == counts["steps"]
     assert (counts["epochs"], counts["layers"], counts["checkpoint"] in ("0", "1")) == (2, [2, 4, 5], True)
     assert counts["steps"] > 10
     assert counts["last_loss"] < counts["first_loss"]

@@ -4,7 +4,6 @@ import contextlib
 import io
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -100,18 +99,13 @@ def write_configuration(settings: TrainingSettings, inputs: TrainerInputs, *, ac
     """Write ``run.yaml`` and the draft decoder's configuration, and return what speculators makes of them.
 
     Raises:
-        BadInput: the corpus has no validation rows, speculators refuses a value, ``extra_arguments`` touch what binds
-            the stages together, or TensorBoard is asked for and not installed.
+        BadInput: the corpus has no validation rows, speculators refuses a value, or ``extra_arguments`` touch what
+            binds the stages together.
     """
     if not 0 < inputs.train_rows < inputs.rows:
         raise BadInput(
             f"{inputs.dataset}: {inputs.train_rows} of {inputs.rows} rows are for training; the trainer needs training "
             "and validation rows: raise splits.validation or the data sets' budgets, then run prepare and merge again"
-        )
-    if settings.tensorboard is not None and find_spec("tensorboard") is None:
-        raise BadInput(
-            f"training.tensorboard is {settings.tensorboard}, but the model environment has no tensorboard: install it "
-            f"with {sys.executable} -m pip install tensorboard, or leave the setting out"
         )
     decoder = draft_decoder(inputs.verifier_stub, settings.draft_intermediate_size)
     write_json(inputs.draft_decoder / "config.json", decoder.to_diff_dict())
