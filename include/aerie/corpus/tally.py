@@ -88,7 +88,12 @@ class Tally:
         self._frequencies[dataset] -= self._occurrences(tokens)
 
     def _occurrences(self, tokens: TokenRows) -> Int64Array:
-        return np.bincount(tokens.ids[tokens.mask.view(np.bool_)], minlength=self._frequencies.shape[1])
+        import torch
+
+        # NumPy would count a copy of the ids as int64, and let no other thread run meanwhile.
+        responses = torch.from_numpy(tokens.ids[tokens.mask.view(np.bool_)])
+        counts: Int64Array = torch.bincount(responses, minlength=self._frequencies.shape[1]).numpy()
+        return counts
 
     def add_rows(self, split: int, identity: npt.NDArray[np.uint64]) -> None:
         """Add the next rows of the corpus, of one split: order key and content hash of each, uint64 [n, 3]."""
