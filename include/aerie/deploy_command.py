@@ -140,8 +140,13 @@ def require_same_verifier(found: FoundDrafter, settings: "PipelineSettings") -> 
                 f"({here[:12]}): it would accept next to nothing. Set verifier.path to its model"
             )
         return
-    _say(f"{found.folder} has no aerie.json: whose drafter it is cannot be told but by its shapes")
     drafter, model = read_model_config(found.folder), read_model_config(verifier.path)
+    if "speculators_model_type" in drafter.outer:
+        raise BadInput(
+            f"{found.folder}: this is speculators' layout, which vLLM serves; expected SGLang's, which of a published "
+            "drafter is the folder above"
+        )
+    _say(f"{found.folder} has no aerie.json: whose drafter it is cannot be told but by its shapes")
     for name in SHAPES:
         if drafter.fields.get(name) != model.fields.get(name):
             raise BadInput(

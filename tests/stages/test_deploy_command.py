@@ -106,6 +106,16 @@ def test_a_drafter_that_was_not_made_here_is_told_by_its_shapes(home):
     assert "is another model's drafter" in str(run(str(folder), "--print").exception)
 
 
+def test_a_drafter_published_for_two_servers_is_deployed_from_its_own_folder_and_not_from_vllms(home):
+    folder = drafter_in(home / "published" / "main-ffffffffffff")
+    (folder / "vllm").mkdir()
+    (folder / "vllm" / "config.json").write_text(json.dumps({"speculators_model_type": "eagle3"}))
+    assert served(run("main", "--print"))["--speculative-draft-model-path"] == str(folder)
+    refused = run(str(folder / "vllm"), "--print").exception
+    assert isinstance(refused, BadInput)
+    assert "this is speculators' layout, which vLLM serves" in str(refused)
+
+
 def test_it_is_served_by_eagle3_as_its_benchmark_recommends_unless_another_setting_is_typed(home):
     recommended = {"num_steps": 5, "eagle_topk": 1, "num_draft_tokens": 6}
     drafter_in(home / "published" / "main-ffffffffffff", benchmark={**MEASURED, "recommended": recommended})

@@ -1,5 +1,7 @@
 """The card that the hub reads."""
 
+import json
+
 import pytest
 from huggingface_hub import ModelCard
 
@@ -31,6 +33,13 @@ def test_a_card_names_what_made_the_drafter_and_the_exact_flags():
     assert "Lossless: greedy output identical on 8 prompts." in card
     assert "| 1 | 2.81 | 90 | 50 |" in card
     assert "| A1 | files of its own | CC0-1.0 |" in card
+
+
+def test_a_record_of_before_there_were_two_layouts_is_one_of_sglangs(tmp_path):
+    document = record().model_dump(mode="json", exclude={"layouts"})
+    (tmp_path / "aerie.json").write_text(json.dumps(document))
+    found = read_record(tmp_path)
+    assert found.layouts == {"sglang": "."} and "vllm" not in model_card(found)
 
 
 def test_a_card_before_the_benchmark_claims_nothing():

@@ -154,8 +154,10 @@ def test_a_drafter_is_trained_exported_and_published_and_a_second_run_does_nothi
     measure(edition, exported.fingerprint)
     published = publish(edition.request(), edition.events)
     folder = edition.root / "published" / f"main-{exported.fingerprint[:12]}"
-    names = {"README.md", "aerie.json", "config.json", "model.safetensors"}
+    names = {"README.md", "aerie.json", "config.json", "model.safetensors", "vllm"}
     assert {path.name for path in folder.iterdir()} == names
+    weights = (edition.files.vllm_drafter / "model.safetensors").read_bytes()
+    assert (folder / "vllm" / "model.safetensors").read_bytes() == weights
     for place in (folder, edition.files.drafter):
         record = read_record(place)
         assert record.fingerprint == exported.fingerprint

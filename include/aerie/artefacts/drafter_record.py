@@ -19,6 +19,10 @@ from aerie.settings.profile import Frozen
 
 RECORD_FILE = "aerie.json"
 
+Layout = Literal["sglang", "vllm"]
+SGLANG_ALONE: Mapping[Layout, str] = {"sglang": "."}
+"""Where the layouts of a drafter are that was recorded before there were two."""
+
 
 class VerifierRecord(Frozen):
     """The model that a drafter drafts for. ``fingerprint`` is of configuration and weights, as they were captured."""
@@ -59,7 +63,7 @@ class DrafterRecord(Frozen):
 
     ``fingerprint`` is the one of its export. ``stages`` are ``merge``, ``vocabulary``, ``capture`` and ``train``, and
     ``benchmark`` once it was measured. ``training`` are the settings that it was trained with, ``versions`` those of
-    the packages.
+    the packages. ``layouts`` are the folders with its weights, from the record's own, by the server that loads them.
     """
 
     schema_version: Literal[1] = 1
@@ -70,6 +74,7 @@ class DrafterRecord(Frozen):
     training: Mapping[str, Any]
     stages: Mapping[str, StageRecord]
     versions: Mapping[str, str]
+    layouts: Mapping[Layout, str] = SGLANG_ALONE
 
     @property
     def drafter_id(self) -> str:

@@ -1,5 +1,6 @@
 """The model card of a drafter: README.md in the Hugging Face hub's format, from the drafter's record alone."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -161,6 +162,25 @@ def _serving(record: DrafterRecord) -> Iterator[str]:
     yield "```"
     yield " ".join(["python -m sglang.launch_server --model-path VERIFIER", *flags])
     yield "```"
+    if "vllm" in record.layouts:
+        yield from _serving_by_vllm(record.layouts["vllm"], draft)
+
+
+def _serving_by_vllm(folder: str, draft: DraftSettings | None) -> Iterator[str]:
+    """How to serve the other layout: vLLM drafts a chain, so that of the setting only its steps count."""
+    speculative = {"method": "eagle3", "model": f"THIS_FOLDER/{folder}"}
+    yield ""
+    yield f"`{folder}/` has the same drafter in speculators' own layout. With vLLM:"
+    yield ""
+    yield "```"
+    steps = {"num_speculative_tokens": draft.num_steps} if draft else {}
+    yield f"vllm serve VERIFIER --speculative-config '{json.dumps({**speculative, **steps})}'"
+    yield "```"
+    yield ""
+    yield (
+        f"`vllm serve THIS_FOLDER/{folder}` does too, where the verifier lies at the path in its `config.json` "
+        "(`speculators_config.verifier.name_or_path`)."
+    )
 
 
 def _flags(draft: DraftSettings) -> list[str]:

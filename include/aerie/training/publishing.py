@@ -1,9 +1,10 @@
 """The stage ``publish``: the measured drafter, copied to its destination with its record and its model card."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
-from aerie.artefacts.drafter_record import RECORD_FILE, DrafterRecord, drafter_id_of, write_record
+from aerie.artefacts.drafter_record import RECORD_FILE, DrafterRecord, Layout, drafter_id_of, write_record
 from aerie.artefacts.files import atomic_folder, fingerprint_of, write_text
 from aerie.artefacts.manifest import (
     InputFile,
@@ -11,6 +12,7 @@ from aerie.artefacts.manifest import (
     answered_by,
     describe_input,
     describe_output,
+    path_of,
     read_manifest,
     write_manifest,
 )
@@ -18,15 +20,18 @@ from aerie.errors import Failed
 from aerie.stages import Events, StageRequest, StageResult
 from aerie.training.checkpoints import CHECKPOINT_FILES
 from aerie.training.model_card import model_card
-from aerie.training.record import record_of
+from aerie.training.record import exported_layouts, record_of, relative
 
 CARD_FILE = "README.md"
+PUBLISHED_AS: Mapping[Layout, str] = {"sglang": ".", "vllm": "vllm"}
+"""Folders of the layouts in a published drafter's: servers find SGLang's by the drafter's own."""
 
 
 def publish(request: StageRequest, events: Events) -> StageResult:
     """Copy the drafter that passed its benchmark to its destination, with its record and its model card.
 
-    The exported folder gets both, too.
+    Its folder there has SGLang's layout, and in ``vllm`` speculators' own where it was exported, all at once. The
+    exported folder gets record and card, too.
 
     Raises:
         BadInput: there is no export, or no benchmark that passed.
@@ -35,11 +40,20 @@ def publish(request: StageRequest, events: Events) -> StageResult:
     files = request.files
     exported = read_manifest(files.manifest("export"))
     measured = read_manifest(files.manifest("benchmark"))
-    inputs = [describe_input(files.drafter / name) for name in CHECKPOINT_FILES]
+    sources = exported_layouts(files, {path_of(one.uri).parent for one in exported.outputs})
+    inputs = [describe_input(folder / name) for folder in sources.values() for name in CHECKPOINT_FILES]
     require_measured(exported, measured, inputs)
-    record = record_of(request.settings, files, fingerprint=exported.fingerprint, measured=measured)
-    card = model_card(record, licence=request.settings.publish.licence)
     destination = request.settings.publish.folder / drafter_id_of(request.edition, exported.fingerprint)
+    layouts = {name: destination / PUBLISHED_AS[name] for name in sources}
+    record = record_of(
+        request.settings,
+        files,
+        fingerprint=exported.fingerprint,
+        layouts=relative(layouts, destination),
+        measured=measured,
+    )
+    licence = request.settings.publish.licence
+    card = model_card(record, licence=licence)
     fingerprint = fingerprint_of(
         {"record": record.model_dump(mode="json"), "card": card, "destination": str(destination)}
     )
@@ -50,10 +64,14 @@ def publish(request: StageRequest, events: Events) -> StageResult:
         events.progress(f"nothing to do: {destination} holds this drafter")
         return StageResult(stage="publish", reused=True, manifest=answer, data=data)
     with atomic_folder(destination) as temporary:
-        for name in CHECKPOINT_FILES:
-            shutil.copyfile(files.drafter / name, temporary / name)
+        for layout, source in sources.items():
+            folder = temporary / PUBLISHED_AS[layout]
+            folder.mkdir(exist_ok=True)
+            for name in CHECKPOINT_FILES:
+                shutil.copyfile(source / name, folder / name)
         describe_drafter(temporary, record, card)
-    describe_drafter(files.drafter, record, card)
+    here = record.model_copy(update={"layouts": relative(sources, files.drafter)})
+    describe_drafter(files.drafter, here, model_card(here, licence=licence))
     manifest = write_manifest(
         manifest_path,
         stage="publish",
@@ -61,10 +79,13 @@ def publish(request: StageRequest, events: Events) -> StageResult:
         dataset=None,
         fingerprint=fingerprint,
         inputs=inputs,
-        outputs=[describe_output(destination / name) for name in (*CHECKPOINT_FILES, CARD_FILE, RECORD_FILE)],
-        counts={**data, "acceptance_length": measured.counts["acceptance_length"]},
+        outputs=[
+            *(describe_output(folder / name) for folder in layouts.values() for name in CHECKPOINT_FILES),
+            *(describe_output(destination / name) for name in (CARD_FILE, RECORD_FILE)),
+        ],
+        counts={**data, "acceptance_length": measured.counts["acceptance_length"], "layouts": list(layouts)},
     )
-    events.progress(f"published {destination}")
+    events.progress(f"published {destination}, for {' and '.join(layouts)}")
     return StageResult(stage="publish", reused=False, manifest=manifest, data=data)
 
 

@@ -2,9 +2,12 @@
 
 import importlib.metadata
 import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from aerie import __version__
-from aerie.artefacts.drafter_record import DrafterRecord, SourceRecord, StageRecord, VerifierRecord
+from aerie.artefacts.drafter_record import DrafterRecord, Layout, SourceRecord, StageRecord, VerifierRecord
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import Manifest, read_manifest
 from aerie.errors import BadInput
@@ -20,7 +23,12 @@ def versions() -> dict[str, str]:
 
 
 def record_of(
-    settings: PipelineSettings, files: EditionFiles, *, fingerprint: str, measured: Manifest | None = None
+    settings: PipelineSettings,
+    files: EditionFiles,
+    *,
+    fingerprint: str,
+    layouts: Mapping[Layout, str],
+    measured: Manifest | None = None,
 ) -> DrafterRecord:
     """The record of the drafter that an edition holds.
 
@@ -28,6 +36,7 @@ def record_of(
         settings: the pipeline's configuration.
         files: those of the edition; ``train`` and what is before it have finished.
         fingerprint: of the export.
+        layouts: the folders with its weights, from the record's own.
         measured: the manifest of its benchmark, where it was measured.
 
     Raises:
@@ -47,7 +56,20 @@ def record_of(
         training=settings.training.model_dump(mode="json"),
         stages={name: StageRecord.of(manifest) for name, manifest in manifests.items()},
         versions=trained["versions"],
+        layouts=layouts,
     )
+
+
+def exported_layouts(files: EditionFiles, folders: Collection[Path]) -> dict[Layout, Path]:
+    """The drafter's layouts among the folders that ``export`` wrote, by the server that loads them."""
+    known: dict[Layout, Path] = {"sglang": files.drafter, "vllm": files.vllm_drafter}
+    written = {folder.resolve() for folder in folders}
+    return {name: folder for name, folder in known.items() if folder.resolve() in written}
+
+
+def relative(layouts: Mapping[Layout, Path], folder: Path) -> dict[Layout, str]:
+    """The same from ``folder``, where their record is."""
+    return {name: os.path.relpath(place, folder) for name, place in layouts.items()}
 
 
 def verifier_model_type(settings: PipelineSettings) -> str:

@@ -64,7 +64,7 @@ from aerie.training.export import (
 from aerie.training.export_vllm import VLLM_LAYERS, export_for_vllm
 from aerie.training.model_card import model_card
 from aerie.training.publishing import describe_drafter
-from aerie.training.record import record_of, verifier_model_type, versions
+from aerie.training.record import exported_layouts, record_of, relative, verifier_model_type, versions
 from aerie.training.stream_order import VALIDATION_SEED, StreamOrder
 from aerie.training.streamed_run import StreamedTraining, streamed_states, trainer_gpus, visible_gpus
 from aerie.training.streaming import StreamedSoFar
@@ -612,7 +612,8 @@ def export(request: StageRequest, events: Events) -> StageResult:
         configuration = export_drafter(source, folder, verifier_model_type=model_type)
         events.progress(f"exported {source} to {folder}, every tensor read back equal")
     folders = [*sources, *for_vllm(request, checkpoint, trained.counts["layers"], events)]
-    record = record_of(settings, files, fingerprint=fingerprint)
+    layouts = exported_layouts(files, folders)
+    record = record_of(settings, files, fingerprint=fingerprint, layouts=relative(layouts, files.drafter))
     describe_drafter(files.drafter, record, model_card(record, licence=settings.publish.licence))
     layers = list(trained.counts["layers"])
     manifest = write_manifest(
