@@ -2,7 +2,8 @@
 
 Every row gets an order key, the hash of seed and sample id: the permutation depends on nothing else, not on the order
 of files, the number of shards or an interruption. Rows are spilled into partitions by key, then each partition is
-sorted and becomes one shard, so that memory holds some rows and a few numbers of every row.
+sorted and becomes one shard, so that memory holds some rows and a few numbers of every row. One thread decodes batches,
+one checks, hashes and counts them, one sets them down; nearly all of it is C code that lets the others run.
 
 Equal prompts of different data sets are found here, not before generation: data sets are prepared and generated at
 different times, also in different runs, and only when all are there does it depend on nothing else which one stays.
@@ -255,7 +256,7 @@ class Merge:
         kept = np.sort(selection.rows.keys[selection.reasons == KEPT])
         writer = CorpusWriter(self._folder)
         finished: list[Future[Shard]] = []
-        with ThreadPoolExecutor(max_workers=1) as finishing:
+        with ThreadPoolExecutor(max_workers=2) as finishing:  # one shard is hashed while the disk syncs another
             for partition in self._spill.partitions():
                 rows, others = _final_order(partition, kept)
                 self._count_off(partition, others)
