@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,13 @@ from aerie.stages import Events, StageRequest
 VOCABULARY_SIZE = 128
 DEPTH = 8
 DATASET, END = "B1_glaive", 1
+TOKENS = VerifierTokens(
+    token_ids={"<|im_end|>": END},
+    vocabulary_size=VOCABULARY_SIZE,
+    eos_ids=(END,),
+    tokenizer_sha256="0" * 64,
+    model_type="llama",
+)
 
 
 @pytest.fixture(scope="session")
@@ -137,8 +145,8 @@ class Edition:
     def states(self) -> Path:
         return self.files.states
 
-    def merged(self, rows: list[list[int]]) -> None:
-        names = [f"B1/{row}" for row in range(len(rows))]
+    def merged(self, rows: Sequence[list[int]], names: Sequence[str] | None = None) -> None:
+        names = names or [f"B1/{row}" for row in range(len(rows))]
         table = {
             "input_ids": rows,
             "loss_mask": [[0, *[1] * (len(row) - 1)] for row in rows],
@@ -153,14 +161,7 @@ class Edition:
             writer = CorpusWriter(temporary)
             writer.write_shard(pa.table(table, schema=CORPUS_SCHEMA))
             writer.close(fingerprint="f" * 64)
-        tokens = VerifierTokens(
-            token_ids={"<|im_end|>": END},
-            vocabulary_size=VOCABULARY_SIZE,
-            eos_ids=(END,),
-            tokenizer_sha256="0" * 64,
-            model_type="llama",
-        )
-        write_verifier_tokens(self.files.dataset(DATASET).verifier_tokens, tokens)
+        write_verifier_tokens(self.files.dataset(DATASET).verifier_tokens, TOKENS)
         write_manifest(
             self.files.manifest("merge"),
             stage="merge",
