@@ -263,6 +263,7 @@ def interrupted(edition: Edition) -> Interrupted:
     return Interrupted(kept, durable, copies)
 
 
+@pytest.mark.usefixtures("generated")  # before the generating server gives way to the one that captures
 def test_kept_samples_have_their_own_states_though_the_client_was_killed_while_they_were_captured(edition, interrupted):
     rows, captured = interrupted.rows, interrupted.captured
     assert len(interrupted.durable) < PROMPTS, "it was killed when nothing was left to do"
