@@ -6,7 +6,6 @@ Train rows come first, in shuffled order; validation rows are the tail, because 
 """
 
 import json
-import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -190,10 +189,12 @@ def write_token_frequencies(folder: Path, counts: Mapping[str, Int64Array]) -> l
         folder: the corpus folder, which appears whole (``atomic_folder``) and is synced once for all of its files.
         counts: data set to counts by token id, int64 [V].
     """
+    import torch
+
     total = np.sum(list(counts.values()), axis=0)
     occurring = np.flatnonzero(total)
     frequencies = dict(zip(occurring.tolist(), total[occurring].tolist(), strict=True))
-    _save_numbers(folder / TOKEN_FREQUENCIES_FILE, frequencies)
+    torch.save(frequencies, folder / TOKEN_FREQUENCIES_FILE)
     names = sorted(counts)
     tokens = [np.flatnonzero(counts[name]) for name in names]
     table = pa.Table.from_arrays(
@@ -206,17 +207,6 @@ def write_token_frequencies(folder: Path, counts: Mapping[str, Int64Array]) -> l
     )
     pq.write_table(table, folder / TOKEN_COUNTS_FILE)
     return [folder / TOKEN_FREQUENCIES_FILE, folder / TOKEN_COUNTS_FILE]
-
-
-def _save_numbers(path: Path, numbers: Mapping[int, int]) -> None:
-    """Write what ``torch.load`` reads; ``torch.save`` asks of each number, in Python, whether it is a storage."""
-    import torch
-
-    pickled = pickle.dumps(numbers, protocol=torch.serialization.DEFAULT_PROTOCOL)
-    with path.open("wb") as file:
-        archive = torch._C.PyTorchFileWriter(file)
-        archive.write_record("data.pkl", pickled, len(pickled))
-        archive.write_end_of_file()
 
 
 def read_token_counts(folder: Path) -> dict[str, dict[int, int]]:
