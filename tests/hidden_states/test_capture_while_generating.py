@@ -34,7 +34,7 @@ from aerie.stages import StageRequest
 
 from .conftest import DATASET, END, TOKENS, Edition, random_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # two servers start
 
 CAP, CONCURRENCY = 80, 16
 SAMPLES, DROPPED = 36, 4
