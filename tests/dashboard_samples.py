@@ -148,7 +148,9 @@ def _fill_history(connection: Any) -> None:
         "recommended": dict(zip(names, tree, strict=True)),
         "recommendation": {"rule": "the highest tokens/s", "concurrency": 8, "tried": tried},
         "estimate": {"acceptance_length": 2.82, "relative_distance": -0.047, "coverage": 0.9934},
-        "losslessness": {"verdict": "ties", "said": "3 of 96 outputs part, each at a tie"},
+        "losslessness": {"verdict": "ties", "said": "3 of 96 outputs part, each at a tie"}, "lossless": False,
+        "sampled": {"sampling": {"temperature": 0.6}, "acceptance_length": 2.31, "tokens_per_second": 1_590.2},
+        "not_measured": {},
         "gates": [
             {"gate": "threshold", "verdict": "passed", "said": "acceptance length 2.687 is at least 2"},
             {"gate": "against production", "verdict": "not judged", "said": "no drafter was published"},
@@ -204,6 +206,7 @@ def _fill_rejected(
         "settings": {"concurrency": 8}, "by_concurrency": [{**poor, "concurrency": 8}],
         "estimate": {"acceptance_length": 2.55, "relative_distance": -0.486, "coverage": 0.9934},
         "losslessness": {"verdict": "identical", "said": "identical for 96 of 96 outputs"},
+        "sampled": None, "not_measured": {"sampled": "on a CPU SGLang verifies greedily whatever the temperature"},
         "gates": [
             {"gate": "accepts at all", "verdict": "passed", "said": "acceptance length 1.310"},
             {

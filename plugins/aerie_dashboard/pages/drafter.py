@@ -100,6 +100,26 @@ class Estimate(Stored):
     coverage: float
 
 
+class Temperature(Stored):
+    """The sampling that acceptance was measured at beside greedy decoding, as far as it is shown."""
+
+    temperature: float
+
+
+class Sampled(Stored):
+    """Acceptance at the sampling of generation."""
+
+    sampling: Temperature
+    acceptance_length: float | None
+    tokens_per_second: float
+
+
+class NotMeasured(Stored):
+    """Why something was not measured; None where it was, or nobody said."""
+
+    sampled: str | None = None
+
+
 class Losslessness(Stored):
     """Whether the drafter changes what the verifier says."""
 
@@ -145,6 +165,8 @@ class Benchmark(DatasetBenchmark):
     recommendation: Recommendation | None = None
     estimate: Estimate | None = None
     losslessness: Losslessness | None = None
+    sampled: Sampled | None = None
+    not_measured: NotMeasured = NotMeasured()
     gates: tuple[Gate, ...] = ()
     checklist: tuple[Cause, ...] = ()
 

@@ -6,6 +6,10 @@
   const short = new Intl.NumberFormat("en-GB", { notation: "compact", maximumSignificantDigits: 3 });
   const percent = new Intl.NumberFormat("en-GB", { style: "percent", maximumFractionDigits: 1 });
 
+  // One so small that it would be written as zero (a learning rate) has its own digits.
+  const written = (value, format) =>
+    value && Math.abs(value) < 0.001 ? Number(value.toPrecision(3)).toExponential() : format.format(value);
+
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const fade = (name) => `color-mix(in srgb, ${colour(name)} 18%, transparent)`;
 
@@ -21,6 +25,8 @@
       borderDash: series.dashed ? [5, 4] : [],
       borderRadius: line ? 0 : 3,
       maxBarThickness: 46,
+      // Bars of one label stand together, however few labels there are.
+      ...(chart.kind === "bar" && !chart.horizontal ? { categoryPercentage: Math.min(0.8, 0.09 * chart.labels.length) } : {}),
       pointRadius: chart.kind === "line" && series.values.length < 24 ? 2.5 : 0,
       pointHoverRadius: 4,
       pointBackgroundColor: colour(tint),
@@ -42,8 +48,8 @@
   });
 
   const options = (chart, numeric) => {
-    const written = (value) => (chart.percent ? percent : number).format(value);
-    const tick = (value) => (chart.percent ? percent : short).format(value);
+    const said = (value) => (chart.percent ? percent.format(value) : written(value, number));
+    const tick = (value) => (chart.percent ? percent.format(value) : written(value, short));
     const still = { animation: false, responsive: chart.kind !== "sparkline", maintainAspectRatio: false };
     if (chart.kind === "sparkline") {
       return {
@@ -77,7 +83,7 @@
         },
         tooltip: {
           callbacks: {
-            label: (item) => ` ${item.dataset.label}: ${written(chart.horizontal ? item.parsed.x : item.parsed.y)}`,
+            label: (item) => ` ${item.dataset.label}: ${said(chart.horizontal ? item.parsed.x : item.parsed.y)}`,
           },
         },
       },

@@ -212,6 +212,8 @@ def test_a_drafter_shows_what_is_recommended_by_what_it_was_judged_and_what_is_s
         "no drafter was published",
         "1 suspect of 2",
         "captured [1, 30, 58], served [0, 29, 57]",
+        "At temperature 0.6, as data is generated: acceptance length 2.31",
+        f"./aerie deploy {DRAFTER}",
     ):
         assert said in page, said
 
@@ -259,8 +261,14 @@ def test_a_drafter_that_failed_its_gates_says_which_why_and_what_to_do(dashboard
         "The drafter was not published",
     ):
         assert said in told, said
-    for said in ("0% of 500 training rows", FOR_CAUSES["boundary broken in the data"], "parity_rows is 0"):
+    for said in (
+        "0% of 500 training rows",
+        FOR_CAUSES["boundary broken in the data"],
+        "parity_rows is 0",
+        "SGLang verifies greedily",
+    ):
         assert said in below, said
+    assert "./aerie deploy" not in told, "nobody is asked to serve it"
     assert FOR_CAUSES["norm position"] not in page, "nothing is to be done of what is not suspect"
 
 
@@ -281,6 +289,12 @@ def test_the_tab_of_a_benchmark_is_the_drafter_that_it_measured(dashboard):
                 cursor.execute("DELETE FROM runs WHERE run_id = 'manual__rejected'")
     assert answer.headers["Location"].endswith(f"/drafters/{REJECTED}")
     assert other.headers["Location"].endswith("/runs/manual__rejected")
+
+
+def test_a_drafter_that_parts_at_ties_alone_is_not_told_as_one_that_changes_the_output(dashboard):
+    for path in (f"/drafters/{DRAFTER}", "/drafters"):
+        assert "but for ties" in words_of(text_of(dashboard, path)), path
+    assert not re.search(r"Lossless\W+no\W", words_of(text_of(dashboard, f"/drafters/{DRAFTER}")))
 
 
 def test_a_drafter_that_nobody_measured_shows_no_figure_as_zero(dashboard):
