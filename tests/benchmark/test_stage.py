@@ -426,6 +426,11 @@ def test_a_drafter_that_changed_after_its_export_is_refused(bench):
         stage.benchmark(bench.request(), bench.events)
 
 
+def test_a_verifier_that_is_served_otherwise_is_measured_anew(bench):
+    stage.benchmark(bench.request(), bench.events)
+    assert not stage.benchmark(bench.request(dtype="bfloat16"), bench.events).reused
+
+
 def test_a_retrained_drafter_is_measured_anew(bench):
     stage.benchmark(bench.request(compare_untrained=False), bench.events)
     exported = read_manifest(bench.files.manifest("export"))

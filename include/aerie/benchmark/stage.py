@@ -11,7 +11,7 @@ from aerie.artefacts.manifest import (
     read_manifest,
     write_manifest,
 )
-from aerie.benchmark.bench import BENCHMARK_VERSION, Bench, prompts_to_send, require_sampling
+from aerie.benchmark.bench import Bench, prompts_to_send, require_sampling
 from aerie.benchmark.gates import failed_gates, require_gates
 from aerie.benchmark.results import RESULTS_FILE, report, write_results
 from aerie.errors import Failed
@@ -34,8 +34,14 @@ def benchmark(request: StageRequest, events: Events) -> StageResult:
     require_sampling(request.settings)
     held = prompts_to_send(request)
     inputs = [*unchanged_drafter(exported), *(describe_input(one.path) for one in held)]
+    bench = Bench(request, exported, held, events)
     fingerprint = fingerprint_of(
-        {"version": BENCHMARK_VERSION, "settings": asked.model_dump(mode="json"), "drafter": exported.fingerprint}
+        {
+            "settings": asked.model_dump(mode="json"),
+            "drafter": exported.fingerprint,
+            "measured_as": bench.measured_as,
+            "sampling": None if bench.sampling is None else bench.sampling.model_dump(),
+        }
     )
     manifest_path, data = files.manifest("benchmark"), {"drafter_fingerprint": exported.fingerprint}
     answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
@@ -43,7 +49,6 @@ def benchmark(request: StageRequest, events: Events) -> StageResult:
         events.progress(f"nothing to do: acceptance length {answer.counts['acceptance_length']:.2f} is of this drafter")
         return StageResult(stage="benchmark", reused=True, manifest=answer, data=data)
     manifest_path.unlink(missing_ok=True)
-    bench = Bench(request, exported, held, events)
     measured = bench.measure()
     results, gates, causes = write_results(bench, measured)
     report(results, events)

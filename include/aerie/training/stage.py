@@ -265,7 +265,7 @@ def require_captured_layers(drafter: dict[str, Any], captured: Sequence[int]) ->
     if list(named) != list(captured):
         raise Failed(
             f"the drafter would be exported for states entering layers {named}, but those of {list(captured)} were "
-            "captured: served with others than it learned from, it is dead; mend the trainer's target_layer_ids"
+            "captured: it would be served with others than it learned from; mend the trainer's target_layer_ids"
         )
 
 
