@@ -194,6 +194,23 @@ def test_retraining_the_verifier_in_place_changes_the_identity_of_its_states(cor
     assert capture_identity(corpus.request(), resolve_layers(corpus.request().settings)) != before
 
 
+@pytest.mark.parametrize(
+    "serving",
+    [
+        {"extra_arguments": ["--quantization=fp8"]},
+        {"kv_cache_dtype": "fp8_e4m3", "allow_quantised_kv": "to see"},
+    ],
+    ids=["quantised", "KV cache"],
+)
+def test_states_of_a_server_that_computes_others_are_not_taken_for_these(corpus, serving):
+    layers = resolve_layers(corpus.request().settings)
+    before = capture_identity(corpus.request(), layers)
+    serving = {"device": "cpu", "context_length": 512, **serving}
+    assert capture_identity(corpus.request(serving=serving), layers) != before
+    from_transformers = corpus.request(serving=serving, hidden_states={"backend": "transformers"})
+    assert capture_identity(from_transformers, layers) == {**before, "backend": "transformers"}
+
+
 GIB = 1 << 30
 ROW_OF_120 = list(range(2, 122))
 

@@ -64,7 +64,7 @@ def generation_settings(
                 "vocabulary_size": tokens.vocabulary_size,
             },
             "kv_cache_dtype": settings.serving.kv_cache_dtype,
-            "quantisation": _argument(settings.serving.extra_arguments, "--quantization"),
+            "quantisation": settings.serving.extra_argument("--quantization"),
             "template_switches": dict(profile.template_switches),
             "end_of_turn": list(profile.end_of_turn),
             "sampling": settings.load_sampling().model_dump(mode="json"),
@@ -114,16 +114,6 @@ def rules_settings(settings: PipelineSettings, dataset: DatasetSettings, *, toke
             "text_ids": dict(sorted(tokens.text_ids.items())),
         }
     )
-
-
-def _argument(arguments: tuple[str, ...], name: str) -> str | None:
-    """Value of a command-line argument in either form, ``--name value`` or ``--name=value``."""
-    for index, argument in enumerate(arguments):
-        if argument == name and index + 1 < len(arguments):
-            return arguments[index + 1]
-        if argument.startswith(f"{name}="):
-            return argument.partition("=")[2]
-    return None
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -10,6 +10,7 @@ from aerie.artefacts.layout import EditionFiles
 from aerie.errors import Failed
 from aerie.hidden_states.checkpoint import checkpoint_fingerprint
 from aerie.hidden_states.layers import CapturedLayers
+from aerie.settings.pipeline import ServingSettings
 from aerie.stages import StageRequest
 
 CAPTURE_VERSION = 1
@@ -29,8 +30,17 @@ def capture_identity(request: StageRequest, layers: CapturedLayers) -> dict[str,
         "layers": list(layers.auxiliary),
         "hidden_size": layers.hidden_size,
         "dtype": layers.dtype,
-        **({} if backend == "sglang" else {"backend": backend}),
+        **(_of_the_server(request.settings.serving) if backend == "sglang" else {"backend": backend}),
         **({} if layers.storage == "plain" else {"storage": layers.storage}),
+    }
+
+
+def _of_the_server(serving: ServingSettings) -> dict[str, str]:
+    """What makes a server compute other states of the same checkpoint, where it is not the default."""
+    quantisation = serving.extra_argument("--quantization")
+    return {
+        **({} if quantisation is None else {"quantisation": quantisation}),
+        **({} if serving.kv_cache_dtype == "auto" else {"kv_cache_dtype": serving.kv_cache_dtype}),
     }
 
 

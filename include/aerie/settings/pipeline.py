@@ -257,6 +257,15 @@ class ServingSettings(Frozen):
                 raise ValueError(f"{name} is for backend local: an external server's owner decides it; leave it out")
         return self
 
+    def extra_argument(self, name: str) -> str | None:
+        """Value of one of ``extra_arguments`` in either form, ``--name value`` or ``--name=value``."""
+        for index, argument in enumerate(self.extra_arguments):
+            if argument == name:
+                return next(iter(self.extra_arguments[index + 1 :]), None)
+            if argument.startswith(f"{name}="):
+                return argument.partition("=")[2]
+        return None
+
 
 class CanarySettings(Frozen):
     """A few prompts of a data set, across lengths, that must pass before the rest is generated.
