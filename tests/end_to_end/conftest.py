@@ -170,8 +170,9 @@ class Run:
         def reached_or_over() -> bool:
             nonlocal reached
             try:
+                has_ended = self.has_ended  # asked first: what is reached as the run ends is reached
                 reached = bool(condition())
-                return reached or self.has_ended
+                return reached or has_ended
             except Retryable:  # Airflow does not answer for a moment
                 return False
 
