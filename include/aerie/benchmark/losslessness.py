@@ -7,7 +7,7 @@ than the verifier's own outputs part between batches of 1 and of 8.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, inf
 from typing import Any, Literal
 
 from aerie.benchmark.measures import Divergence
@@ -116,11 +116,13 @@ def judge(
     parted = f"{len(partings)} of {compared} outputs with the drafter are not the verifier's own"
     if exact:
         return say("changed", f"{parted}, first {_where(partings[0])}: in float32 they must be identical")
-    worst = next((parting for parting in partings if not parting.is_tie), None)
-    if worst is not None:
-        gap = worst.gap_nats
+    untied = [parting for parting in partings if not parting.is_tie]
+    if untied:
+        furthest = max(untied, key=lambda parting: inf if parting.gap_nats is None else parting.gap_nats)
+        gap = furthest.gap_nats
         apart = "at least one of the two is not among the most likely" if gap is None else f"{gap:.3f} nats apart"
-        return say("changed", f"{parted}, {_where(worst)} without a tie: tokens {worst.tokens}, {apart}")
+        number = f"{len(untied)} of them without a tie, the furthest"
+        return say("changed", f"{parted}, {number} {_where(furthest)}: tokens {furthest.tokens}, {apart}")
     if between_batch_sizes is None or _more_often(outputs, between_batch_sizes):
         own = "not known" if between_batch_sizes is None else between_batch_sizes.said
         return say("changed", f"{parted}, all at ties, but more often than between batches of 1 and 8 without: {own}")
