@@ -17,9 +17,9 @@ from aerie.settings.machine import PROJECT_ROOT
 
 TOLERANCE = 0.01
 OTHERS_TOLERANCE = 0.05
-"""What others' taking or giving back of memory may change of a pool, as a share of it: it is counted to within some
-percent only, because it moves on while SGLang measures."""
-QUIET_TRIES = 6
+"""What others' taking or giving back of memory may change of a pool, as a share of it. It is counted once, and as much
+again may move until SGLang measures: each prediction may be off by so much more."""
+QUIET_TRIES = 8
 VERIFIER = PROJECT_ROOT / "demo" / "tiny_verifier"
 
 pytestmark = [
@@ -61,7 +61,7 @@ def launch(folder: Path, verifier: Path, fraction: float) -> Observation:
     """A launch during which nobody else took or gave back memory worth a difference: it is repeated until it is one."""
     for _ in range(QUIET_TRIES):
         observation = _launch(folder, verifier, fraction)
-        if others_tokens(observation) <= OTHERS_TOLERANCE * observation.max_total_num_tokens:
+        if others_share(observation) <= OTHERS_TOLERANCE:
             return observation
         client.stop(folder)
     raise AssertionError(f"{QUIET_TRIES} launches, and others took or gave back memory during each: {observation}")
@@ -85,9 +85,10 @@ def _launch(folder: Path, verifier: Path, fraction: float) -> Observation:
     return handle.observation
 
 
-def others_tokens(observation: Observation) -> float:
-    """Tokens of the pool that others took, or gave back, while the server started."""
-    return abs(observation.taken_by_others_bytes) * observation.mem_fraction_static / observation.bytes_per_token
+def others_share(observation: Observation) -> float:
+    """Share of the pool that others took, or gave back, while the server started."""
+    moved_bytes = abs(observation.taken_by_others_bytes) * observation.mem_fraction_static
+    return moved_bytes / observation.bytes_per_token / observation.max_total_num_tokens
 
 
 def predicted(observation: Observation, overheads: Overheads) -> int:
@@ -102,13 +103,15 @@ def test_the_pool_is_as_planned_at_several_fractions_and_one_launch_plans_the_ne
     assert [one for one in read_observations(folder) if one in launches] == launches
     first, heavy, last = launches
     for one, verifier in ((first, VERIFIER), (heavy, heavy_verifier), (last, VERIFIER)):
-        reported = one.max_total_num_tokens
-        off = abs(one.predicted_max_total_num_tokens - reported)
-        assert off <= TOLERANCE * reported + others_tokens(one), f"as the keeper planned it: {one}"
+        reported, others = one.max_total_num_tokens, others_share(one)
+        planned = pytest.approx(reported, rel=TOLERANCE + 2 * others)
+        assert one.predicted_max_total_num_tokens == planned, f"as the keeper planned it: {one}"
         guess = first_guess("cpu", weights_bytes(verifier, dtype_bytes=4))
-        assert predicted(one, guess) == pytest.approx(reported, rel=TOLERANCE), f"of a model never launched: {one}"
+        counted = pytest.approx(reported, rel=TOLERANCE + others)
+        assert predicted(one, guess) == counted, f"of a model never launched: {one}"
         assert one.memory_left_bytes is not None
         assert 0 < one.memory_left_bytes < one.memory_before_launch_bytes + abs(one.taken_by_others_bytes)
     for one, other in ((first, last), (last, first)):
         overheads = calibrated(first_guess("cpu", 0), one, [other])  # the launch tells of the weights
-        assert predicted(one, overheads) == pytest.approx(one.max_total_num_tokens, rel=TOLERANCE), f"after {other}"
+        counted = pytest.approx(one.max_total_num_tokens, rel=TOLERANCE + others_share(one) + others_share(other))
+        assert predicted(one, overheads) == counted, f"after {other}"
