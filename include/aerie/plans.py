@@ -172,7 +172,7 @@ def plan_inputs(
         observed=tuple(_observed(key, tokens) for key, tokens in serving.observed.items()),
         drafter=subject.drafter,
         host_loading_gb=serving.host_loading_gb,
-        host_states_gb=((subject.settings and subject.settings.hidden_states.generated_bytes) or 0) / 1e9,
+        host_states_gb=0.0 if subject.settings is None else _generated_gb(subject.settings),
         **serving.model_dump(include=set(SAME_NAMES)),
     )
     require_plausible(inputs)
@@ -182,6 +182,12 @@ def plan_inputs(
 def _observed(key: str, tokens: int) -> ObservedPool:
     fraction, _, kind = key.partition(":")
     return ObservedPool(float(fraction), kind or "bf16", tokens)
+
+
+def _generated_gb(settings: PipelineSettings) -> float:
+    """What a server that generates may hold of unfinished samples' states: nothing, where generation captures none."""
+    generated_bytes = settings.hidden_states.generated_bytes
+    return 0.0 if generated_bytes is None else generated_bytes / 1e9
 
 
 def observations_of(subject: Subject, server_folder: Path) -> list[Observation]:

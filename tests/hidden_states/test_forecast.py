@@ -207,6 +207,8 @@ def test_states_of_a_server_that_computes_others_are_not_taken_for_these(corpus,
     before = capture_identity(corpus.request(), layers)
     serving = {"device": "cpu", "context_length": 512, **serving}
     assert capture_identity(corpus.request(serving=serving), layers) != before
+    full = corpus.request(serving={"device": "cpu", "context_length": 512, "kv_cache_dtype": "bf16"})
+    assert capture_identity(full, layers) == before, "states of a configuration that names full precision are refused"
     from_transformers = corpus.request(serving=serving, hidden_states={"backend": "transformers"})
     assert capture_identity(from_transformers, layers) == {**before, "backend": "transformers"}
 

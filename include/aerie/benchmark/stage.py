@@ -35,12 +35,13 @@ def benchmark(request: StageRequest, events: Events) -> StageResult:
     held = prompts_to_send(request)
     inputs = [*unchanged_drafter(exported), *(describe_input(one.path) for one in held)]
     bench = Bench(request, exported, held, events)
+    sampling = bench.sampling
     fingerprint = fingerprint_of(
         {
             "settings": asked.model_dump(mode="json"),
             "drafter": exported.fingerprint,
             "measured_as": bench.measured_as,
-            "sampling": None if bench.sampling is None else bench.sampling.model_dump(),
+            "sampling": None if sampling is None else sampling.model_dump(),
         }
     )
     manifest_path, data = files.manifest("benchmark"), {"drafter_fingerprint": exported.fingerprint}

@@ -10,6 +10,7 @@ from aerie.artefacts.layout import EditionFiles
 from aerie.errors import Failed
 from aerie.hidden_states.checkpoint import checkpoint_fingerprint
 from aerie.hidden_states.layers import CapturedLayers
+from aerie.serving.plan import FULL_PRECISION_KV
 from aerie.settings.pipeline import ServingSettings
 from aerie.stages import StageRequest
 
@@ -36,11 +37,11 @@ def capture_identity(request: StageRequest, layers: CapturedLayers) -> dict[str,
 
 
 def _of_the_server(serving: ServingSettings) -> dict[str, str]:
-    """What makes a server compute other states of the same checkpoint, where it is not the default."""
+    """What makes a server compute other states of the same checkpoint; full precision goes unsaid, however named."""
     quantisation = serving.extra_argument("--quantization")
     return {
         **({} if quantisation is None else {"quantisation": quantisation}),
-        **({} if serving.kv_cache_dtype == "auto" else {"kv_cache_dtype": serving.kv_cache_dtype}),
+        **({} if serving.kv_cache_dtype in FULL_PRECISION_KV else {"kv_cache_dtype": serving.kv_cache_dtype}),
     }
 
 

@@ -139,6 +139,11 @@ class Gate(Stored):
         """What to do, of one that failed; None where nobody wrote it, or there is nothing to do."""
         return FOR_GATES.get(self.gate) if self.verdict == "failed" else None
 
+    @property
+    def cells(self) -> tuple[str, str, str, None]:
+        """Name, verdict and why, as a row of the table; what to do stands at the top of the page."""
+        return self.gate, self.verdict, self.said, None
+
 
 class Cause(Stored):
     """A usual cause of a poor drafter, and whether it has it."""
@@ -151,6 +156,11 @@ class Cause(Stored):
     def advice(self) -> str | None:
         """What to do, of one that is suspect; None where nobody wrote it, or there is nothing to do."""
         return FOR_CAUSES.get(self.cause) if self.verdict == "suspect" else None
+
+    @property
+    def cells(self) -> tuple[str, str, str, str | None]:
+        """Name, verdict, evidence and what to do, as a row of the table."""
+        return self.cause, self.verdict, self.evidence, self.advice
 
 
 class Benchmark(DatasetBenchmark):
