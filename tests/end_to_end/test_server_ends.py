@@ -126,7 +126,7 @@ def test_a_run_that_loses_its_keeper_and_its_scheduler_still_succeeds(stack):
     assert second.lease.launch_token != first.lease.launch_token
 
     scheduler = component("scheduler")
-    os.kill(scheduler.pid, signal.SIGKILL)
+    kill_in_its_critical_section(stack, scheduler)
     run.until(lambda: component("scheduler") != scheduler)
     run.must_end_as("success")
     run.check_log_equals_ledger("B1_glaive")
@@ -138,6 +138,23 @@ def test_a_run_that_loses_its_keeper_and_its_scheduler_still_succeeds(stack):
 def component(name: str) -> ProcessIdentity | None:
     state = SupervisorState.model_validate_json((HOME / "run" / "supervisor.json").read_bytes())
     return state.components.get(name)
+
+
+def kill_in_its_critical_section(stack: Stack, scheduler: ProcessIdentity) -> None:
+    """Kill it while it holds the lock without which no scheduler queues a task; its workers keep its connections."""
+    statement = """
+        SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+        WHERE locktype = 'advisory' AND client_port = ANY(%s)
+    """
+    process = psutil.Process(scheduler.pid)
+    while True:  # bounded by the test's own limit
+        process.suspend()
+        ports = [connection.laddr.port for connection in process.net_connections()]
+        if stack.query(statement, ports) != [(0,)]:
+            process.kill()
+            return
+        process.resume()
+        time.sleep(0.01)
 
 
 def logs_of(stack: Stack) -> set[Path]:

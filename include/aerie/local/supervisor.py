@@ -22,6 +22,8 @@ COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 POLL_SECONDS = 0.5
 RESTART_DELAYS_SECONDS = (1, 2, 5, 10, 30)
 STOP_GRACE_SECONDS = 15
+CONNECTING = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS": "aerie_airflow.database.CONNECT_ARGS"}
+"""For components alone: Airflow's migrations wait in transactions for as long as they take."""
 
 
 class SupervisorState(BaseModel):
@@ -102,7 +104,7 @@ class Supervisor:
 
     def _variables_of(self, name: str) -> dict[str, str]:
         """Variables of a component: the web server is a dashboard's and has the database user that only reads."""
-        variables = dict(self._environment)
+        variables = {**self._environment, **CONNECTING}
         dashboard_url = variables.pop("AERIE_DATABASE_DASHBOARD_URL", None)
         if name == "api-server" and dashboard_url:
             variables["AERIE_DATABASE_URL"] = dashboard_url
