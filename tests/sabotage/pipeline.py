@@ -44,7 +44,7 @@ EDITION = "sabotage"
 PROMPTS_OF = "B3_magicoder"
 TOKENISED = ("A1", "A2")
 PROMPTS = 16
-THRESHOLD = 1.5
+THRESHOLD = 1.8
 
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.int8]
