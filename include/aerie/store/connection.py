@@ -10,10 +10,23 @@ from psycopg2.extensions import connection as Connection  # noqa: N812 - psycopg
 from psycopg2.extensions import cursor as Cursor  # noqa: N812
 
 from aerie.errors import Retryable
+from aerie.store.text import storable
 
 CONNECT_TIMEOUT_SECONDS = 10
 
 __all__ = ["Connection", "Cursor", "connect", "connected", "transaction"]
+
+
+class StoringCursor(Cursor):
+    """Sends values as the database can hold them: what people wrote, and servers answered, may be any text."""
+
+    def execute(self, query: Any, vars: Any = None) -> None:  # noqa: A002 - psycopg2's name
+        """As psycopg2's, with storable values."""
+        super().execute(query, storable(vars))
+
+    def mogrify(self, query: Any, vars: Any = None) -> bytes:  # noqa: A002
+        """As psycopg2's, with storable values; ``execute_values`` makes its rows with it."""
+        return super().mogrify(query, storable(vars))
 
 
 def place_of(url: str) -> str:
@@ -30,7 +43,7 @@ def connect(url: str, *, application: str = "aerie") -> Connection:
     """
     options: dict[str, Any] = {"application_name": application, "connect_timeout": CONNECT_TIMEOUT_SECONDS}
     try:
-        connection: Connection = psycopg2.connect(url, **options)
+        connection: Connection = psycopg2.connect(url, cursor_factory=StoringCursor, **options)
     except psycopg2.OperationalError as error:
         raise Retryable(
             f"database {place_of(url)} cannot be used: {_one_line(error)}; check that PostgreSQL runs and that "

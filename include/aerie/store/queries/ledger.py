@@ -15,6 +15,7 @@ from aerie.artefacts.samples import VerdictRow
 from aerie.errors import Busy, Failed, Retryable
 from aerie.store.connection import Connection, transaction
 from aerie.store.queries.rows import Row, as_mappings
+from aerie.store.text import storable
 
 State = Literal["pending", "in_flight", "kept", "quarantined", "skipped", "failed"]
 Judge = Literal["generate", "validate"]
@@ -122,7 +123,9 @@ def write_rows(connection: Connection, *, edition: str, dataset: str, rows: Iter
     waiting = iter(rows)
     with transaction(connection) as cursor:
         while page := list(islice(waiting, PAGE_ROWS)):
-            cursor.execute(_UPSERT, {"edition": edition, "dataset": dataset, "rows": to_json(page).decode()})
+            # Only the detail of a failure quotes what others wrote; to look into every row costs six times as much.
+            written = to_json([row if row.detail is None else storable(vars(row)) for row in page]).decode()
+            cursor.execute(_UPSERT, {"edition": edition, "dataset": dataset, "rows": written})
 
 
 def delete_rows(connection: Connection, *, edition: str, dataset: str, sample_ids: Sequence[str]) -> None:
