@@ -273,20 +273,24 @@ class TaskFailureNotifier(_AlertNotifier):
 
 
 class RunFailureNotifier(_AlertNotifier):
-    """Tells of a failed run where its closing task did not get to: it was marked failed, or the run never opened.
+    """Ends a failed run in the store and tells of it, where its closing task did not get to.
 
+    Somebody marked it failed, or it never opened.
     It runs in the DAG processor, where what Airflow knows is far: the first question for the states of tasks loads a
     whole API there, which may take longer than the processor lets a callback live. The store knows enough.
     """
 
     def notify(self, context: Context) -> None:
-        """Record and send the alert, unless the run was closed."""
+        """Record the run's end and the alert, and send that, unless the run was closed."""
         instance = context.get("ti")
         states = {} if instance is None else {str(instance.task_id): "failed"}
 
         def tell(connection: Connection | None) -> None:
             ending = RunEnding.of(context, states, reason=str(context["reason"]))
-            if connection is None or not ending.is_closed(connection):
+            if connection is None:
+                ending.tell(None)
+            elif not ending.is_closed(connection):
+                ending.close(connection)  # first: where the store goes away here, nobody was told yet
                 ending.tell(connection)
 
         _with_store(tell)
@@ -372,6 +376,12 @@ class RunEnding:
         run = read_run(connection, run_id=self.run_id)
         ended = run["finished_at"] if run else None
         return ended is not None and (self.since is None or ended >= self.since)
+
+    def close(self, connection: Connection) -> None:
+        """Record that the run failed, without the summary that only its closing task writes."""
+        from aerie.store.queries.runs import finish_run
+
+        finish_run(connection, run_id=self.run_id, state="failed", summary={})
 
     def tell(self, connection: Connection | None) -> None:
         """Record the alert, and send it where a task failed that told nothing itself."""

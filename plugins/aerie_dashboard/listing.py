@@ -46,7 +46,7 @@ class Summary(Stored):
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run in a table. ``tokens`` are kept response tokens: at its end, or of its edition as long as it runs."""
+    """One run in a table. ``tokens`` are kept response tokens: of its summary, or of its edition where it has none."""
 
     run_id: str
     edition: str
@@ -83,8 +83,9 @@ def run_line(row: Row, counts: Counts) -> RunLine:
     """A run, from its row and the ledger's counts."""
     place = f"runs, run_id {row['run_id']}"
     config = read_document(RunConfig, row["config"], place=f"{place}, config")
-    ended = row["finished_at"] is not None
-    summary = read_document(Summary, row["summary"], place=f"{place}, summary") if ended else None
+    # A run that its closing task did not get to ended without a summary.
+    summarised = row["finished_at"] is not None and row["summary"]
+    summary = read_document(Summary, row["summary"], place=f"{place}, summary") if summarised else None
     return RunLine(
         run_id=row["run_id"],
         edition=row["edition"],

@@ -9,11 +9,11 @@ from airflow.sdk import DAG
 from airflow.triggers.callback import CallbackTrigger
 
 from aerie.alerting import Alert
-from aerie.errors import Failed
+from aerie.errors import Failed, Retryable
 from aerie.settings.pipeline import AlertSettings
 from aerie.store.connection import connected
 from aerie.store.queries.alerts import list_alerts
-from aerie.store.queries.runs import finish_run, record_run
+from aerie.store.queries.runs import finish_run, read_run, record_run
 from aerie_airflow import notifications
 from aerie_airflow.notifications import (
     RunFailed,
@@ -24,6 +24,7 @@ from aerie_airflow.notifications import (
     send_alert,
 )
 from aerie_airflow.operators import CloseRunOperator, StageOperator
+from aerie_dashboard.listing import run_line
 from tests.receivers import SECRET, receiving
 
 LOG_URL = "http://airflow/dags/pipeline/runs/r/tasks/B1_glaive.generate?try_number=1"
@@ -197,6 +198,35 @@ def test_a_run_that_was_never_closed_is_told_by_the_dags_callback(store, receive
     end_in_the_dag_processor("open_run")
     (message,) = receiver.messages
     assert message["message"].startswith("open_run failed: it was ended from outside")
+
+
+def test_a_run_that_was_never_closed_ends_in_the_store_as_it_did_in_airflow(store):
+    open_run(store)
+    end_in_the_dag_processor("open_run")
+    row = read_run(store, run_id="r")
+    assert row["state"] == "failed" and row["finished_at"] is not None
+    line = run_line(row, {})
+    assert line.summary is None, "a summary that nobody wrote is shown as one that cannot be read"
+
+
+def test_a_run_that_was_closed_keeps_what_its_closing_task_wrote(store):
+    open_run(store)
+    finish_run(store, run_id="r", state="failed", summary={"datasets": {}, "benchmark": None})
+    end_in_the_dag_processor("close_run")
+    assert read_run(store, run_id="r")["summary"]
+
+
+def test_a_store_that_goes_away_while_a_run_is_ended_there_hides_no_alert(store, receiver, monkeypatch, caplog):
+    connect(monkeypatch, receiver.url("take"))
+    open_run(store)
+
+    def gone(*_, **__):
+        raise Retryable("the connection to the database broke")
+
+    monkeypatch.setattr("aerie.store.queries.runs.finish_run", gone)
+    end_in_the_dag_processor("open_run")
+    assert len(receiver.messages) == 1
+    assert "not recorded in the store: the connection to the database broke" in caplog.text
 
 
 def test_a_run_that_is_cleared_and_ends_unclosed_is_told_again(store, receiver, monkeypatch):
