@@ -149,9 +149,12 @@ def queries(connection: Connection) -> dict[str, Callable[[], object]]:
         "editions": lambda: runs.list_editions(connection),
         "runs": lambda: runs.list_runs(connection, limit=25),
         "alerts": lambda: alerts.list_alerts(connection, limit=8),
+        "alerts of a run": lambda: alerts.list_alerts(connection, run_id="run 1", limit=200),
+        "number of alerts of a run": lambda: alerts.count_alerts(connection, run_id="run 1"),
         "alerts of an edition": lambda: alerts.list_alerts(connection, edition="main"),
         "writers": lambda: ledger.list_writers(connection),
         "leases": lambda: leases.list_leases(connection),
+        "leases of a run": lambda: leases.list_leases(connection, held_by="run 1", limit=100),
         "drafters": lambda: drafters.list_drafters(connection),
         "benchmarks": lambda: benchmarks.list_benchmarks(connection, drafter_id="main-1"),
     }

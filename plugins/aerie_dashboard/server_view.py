@@ -10,7 +10,6 @@ from aerie.store.queries.rows import Row
 from aerie_dashboard.charts import Chart
 from aerie_dashboard.documents import Stored, Unreadable, read_document
 from aerie_dashboard.formatting import utc
-from aerie_dashboard.listing import RunLine
 
 
 class HolderRow(Stored):
@@ -136,14 +135,10 @@ def lease_lines(rows: Iterable[Row]) -> list[LeaseLine]:
     ]
 
 
-def launches_of_run(leases: Iterable[LeaseLine], run: RunLine) -> list[LeaseLine]:
-    """Servers that a run held, the first one first."""
-    mine = [
-        one
-        for one in leases
-        if isinstance(one.lease, LeaseDocument) and any(run.run_id in owner for owner in one.lease.owners)
-    ]
-    return sorted(mine, key=lambda one: one.recorded_at)
+def launches_of_run(rows: Iterable[Row]) -> list[LeaseLine]:
+    """Servers that a run held, from the rows of its leases, the first one first."""
+    readable = (one for one in lease_lines(rows) if isinstance(one.lease, LeaseDocument))
+    return sorted(readable, key=lambda one: one.recorded_at)
 
 
 PHASES: tuple[str, ...] = get_args(Phase)

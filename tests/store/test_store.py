@@ -285,6 +285,22 @@ def test_metrics_alerts_leases_drafters_and_previews_read_back(connection):
     assert (preview["document"]["text"], preview["flags"]) == ("hello", ["truncated"])
 
 
+def test_a_run_finds_its_own_alerts_and_servers_among_any_number_of_others(connection):
+    alerts.record_alert(connection, run_id="pilot", reason="run_failed", message="it never opened")  # no edition
+    lease = {"log_path": "/data/server/logs/t.log"}
+    shared = {"launch_token": "of two", "holders": [{"owner": "o"}, {"owner": "pilot"}]}
+    leases.record_lease(connection, {**lease, **shared})
+    leases.record_lease(connection, {**lease, "launch_token": "of before there were holders", "owner": "pilot"})
+    for number in range(30):
+        alerts.record_alert(connection, run_id="pilot-2", reason="canary", message="other", edition="main")
+        other = {"launch_token": f"other {number}", "holders": [{"owner": "pilot-2"}]}
+        leases.record_lease(connection, {**lease, **other})
+    assert [row["message"] for row in alerts.list_alerts(connection, run_id="pilot", limit=20)] == ["it never opened"]
+    assert [alerts.count_alerts(connection, run_id=run_id) for run_id in ("pilot", "pilot-2")] == [1, 30]
+    held = {row["launch_token"] for row in leases.list_leases(connection, held_by="pilot")}
+    assert held == {"of two", "of before there were holders"}
+
+
 def test_a_server_that_was_restarted_or_found_gone_does_not_stay_in_the_store_as_running(connection, tmp_path):
     settings = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
     request = stage_request(settings, RunParameters(), run_id="r", dataset="B1_glaive", stage="generate")

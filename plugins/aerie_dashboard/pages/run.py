@@ -6,7 +6,7 @@ from airflow.api_fastapi.common.db.common import SessionDep
 from fastapi import APIRouter, HTTPException, Query, Request, status
 from fastapi.responses import HTMLResponse
 
-from aerie.store.queries.alerts import list_alerts
+from aerie.store.queries.alerts import count_alerts, list_alerts
 from aerie.store.queries.leases import list_leases
 from aerie.store.queries.ledger import count_editions
 from aerie.store.queries.manifests import latest_manifests
@@ -20,7 +20,7 @@ from aerie_dashboard.listing import run_line
 from aerie_dashboard.opened_store import Store
 from aerie_dashboard.rendering import render
 from aerie_dashboard.run_view import dataset_progress, keys_of, server_now, stage_lines, tasks_beside, total_speed
-from aerie_dashboard.server_view import launches_of_run, lease_lines, plan_of
+from aerie_dashboard.server_view import launches_of_run, plan_of
 
 router = APIRouter()
 
@@ -65,7 +65,6 @@ def _content(store: Store, session: SessionDep, row: dict[str, Any]) -> dict[str
         )
         for key in keys
     ]
-    leases = lease_lines(list_leases(store, limit=LATEST_LEASES))
     return {
         "run": run,
         "corpus_report": corpus_report_of(edition) is not None,
@@ -76,12 +75,16 @@ def _content(store: Store, session: SessionDep, row: dict[str, Any]) -> dict[str
         "progress": progress,
         "speed": total_speed({key: rows for key, rows in series.items() if rows}),
         "server": server_now(progress),
-        "launches": launches_of_run(leases, run),
+        "launches": launches_of_run(list_leases(store, held_by=run_id, limit=LATEST_LEASES)),
         "plan": plan_of(read_plan(store, run_id=run_id), run_id),
-        "alerts": [one for one in list_alerts(store, edition=edition, limit=LATEST_ALERTS) if one["run_id"] == run_id],
+        "alerts": list_alerts(store, run_id=run_id, limit=LATEST_ALERTS),
+        "alert_count": count_alerts(store, run_id=run_id),
     }
 
 
 def _series(store: Store, run_id: str, edition: str, key: str, row: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = sample_metrics(store, edition=edition, stage="generate", dataset=key, points=POINTS, since=row["started_at"])
+    began, ended = row["started_at"], row["finished_at"]
+    rows = sample_metrics(
+        store, edition=edition, stage="generate", dataset=key, points=POINTS, since=began, until=ended
+    )
     return [one for one in rows if one["run_id"] == run_id]

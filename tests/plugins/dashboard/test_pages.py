@@ -1,13 +1,16 @@
 """What pages say of a filled store, of documents that lack something, and of a store that is away."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from aerie.store.connection import connected, transaction
+from aerie.store.queries.alerts import record_alert
+from aerie.store.queries.leases import record_lease
 from aerie.store.queries.runs import finish_run, record_run
 
-from ...dashboard import EDITION, LAUNCH, LIVE_RUN, RUN, SCRIPT
+from ...dashboard import EDITION, LAUNCH, LIVE_RUN, RUN, SCRIPT, lease
 
 
 def text_of(dashboard, path, status=200):
@@ -101,6 +104,30 @@ def test_a_document_that_lacks_a_field_is_an_error_on_the_page_and_never_a_zero(
                 cursor.execute("DELETE FROM runs WHERE run_id = 'torn'")
     assert "stored documents cannot be read" in words
     assert "budget_tokens: Field required" in words and "runs, run_id torn, summary" in words
+
+
+def test_a_runs_page_and_the_card_show_its_own_alerts_and_servers_alone(dashboard):
+    config = {"configuration": "demo", "datasets": [], "budget_tokens": None}
+    with connected(dashboard.store_url) as connection:
+        for run_id in ("pilot", "pilot-2"):
+            record_run(connection, run_id=run_id, dag_id="eagle3_pipeline", edition="pilots", config=config)
+        record_alert(connection, reason="run_failed", message="it never opened", run_id="pilot-2")
+        document = {**lease(Path("/etc/other.log"), owner="pilot-2"), "launch_token": "launch-of-pilot-2"}
+        record_lease(connection, document)
+        for _ in range(201):
+            record_alert(connection, reason="canary", message="of another run", run_id="pilot", edition="pilots")
+        try:
+            first, second = text_of(dashboard, "/runs/pilot"), text_of(dashboard, "/runs/pilot-2")
+            card = words_of(text_of(dashboard, "/card"))
+        finally:
+            with transaction(connection) as cursor:
+                cursor.execute("DELETE FROM runs WHERE edition = 'pilots'")
+                cursor.execute("DELETE FROM alerts WHERE run_id LIKE 'pilot%'")
+                cursor.execute("DELETE FROM leases WHERE launch_token = 'launch-of-pilot-2'")
+    assert "it never opened" in second and "of another run" not in second
+    assert "launch-of-pilot-2" in second and "launch-of-pilot-2" not in first
+    assert "Alerts 201 " in words_of(first)
+    assert "pilot-2" in card and card.endswith("Alerts 1")
 
 
 def test_a_store_that_is_away_is_a_page_that_says_so(dashboard):

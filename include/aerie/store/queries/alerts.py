@@ -54,6 +54,13 @@ def list_alerts(
         return list(as_mappings(cursor))
 
 
+def count_alerts(connection: Connection, *, run_id: str) -> int:
+    """How many alerts a run has."""
+    with transaction(connection) as cursor:
+        cursor.execute("SELECT count(*) FROM alerts WHERE run_id = %s", (run_id,))
+        return int(next(cursor)[0])
+
+
 def acknowledge_alert(connection: Connection, *, alert_id: int, user: str) -> bool:
     """Record who has seen an alert; the first stays. False where there is no such alert."""
     with transaction(connection) as cursor:

@@ -56,12 +56,20 @@ def mark_leases_followed(connection: Connection, server_folder: Path) -> None:
         )
 
 
-def list_leases(connection: Connection, *, open_only: bool = False, limit: int = 20) -> list[Row]:
-    """The latest leases, newest first."""
+def list_leases(
+    connection: Connection, *, open_only: bool = False, held_by: str | None = None, limit: int = 20
+) -> list[Row]:
+    """The latest leases, newest first; ``held_by`` leaves those that the owner of exactly this name holds."""
     with transaction(connection) as cursor:
+        # Documents of an earlier version have one owner, and no holders.
         cursor.execute(
-            "SELECT * FROM leases WHERE NOT %s OR ended_at IS NULL ORDER BY recorded_at DESC LIMIT %s",
-            (open_only, limit),
+            """
+            SELECT * FROM leases
+            WHERE (NOT %(open_only)s OR ended_at IS NULL)
+                AND (%(owner)s IS NULL OR document -> 'holders' @> %(holder)s OR document ->> 'owner' = %(owner)s)
+            ORDER BY recorded_at DESC LIMIT %(limit)s
+            """,
+            {"open_only": open_only, "owner": held_by, "holder": Json([{"owner": held_by}]), "limit": limit},
         )
         return list(as_mappings(cursor))
 
