@@ -10,15 +10,19 @@ from urllib.parse import unquote, urlsplit
 MASK = "***"
 
 _NAMES = r"token|password|passwd|pwd|secret|signature|credential|api[_-]?key|access[_-]?key|auth"
+# Each goes through a text once, whatever is in it: no match begins inside of what another attempt has searched.
 _PATTERNS = (
     # scheme://user:password@host and scheme://token@host
-    (re.compile(r"([a-z][a-z0-9+.-]*://)[^\s/?#'\"<>]+@", re.IGNORECASE), rf"\1{MASK}@"),
+    (re.compile(r"(?<=[a-z0-9+.-])(://)[^\s/?#'\"<>]+@", re.IGNORECASE), rf"\1{MASK}@"),
     # ?token=... and &X-Amz-Signature=... in a URL
-    (re.compile(rf"([?&][^\s=&?#]*(?:{_NAMES}|sig|key)[^\s=&?#]*=)[^\s&#'\"<>]+", re.IGNORECASE), rf"\1{MASK}"),
-    # password=..., "api_key": "..." in a message
+    (
+        re.compile(rf"([?&](?=[^\s=&?#]*(?:{_NAMES}|sig|key))[^\s=&?#]*+=)[^\s&#'\"<>]+", re.IGNORECASE),
+        rf"\1{MASK}",
+    ),
+    # password=..., DB_PASSWORD: ..., "api_key": "..." in a message
     (
         re.compile(
-            r"(\b(?:[a-z]+[_-])*(?:password|passwd|secret|api[_-]?key|access[_-]?token|auth[_-]?token)\b['\"]?\s*[=:]\s*)"
+            r"((?<![^\W_])(?:password|passwd|secret|api[_-]?key|access[_-]?token|auth[_-]?token)\b['\"]?\s*+[=:]\s*+)"
             r"(?:\"[^\"]*\"|'[^']*'|[^\s,;'\")}\]]+)",
             re.IGNORECASE,
         ),

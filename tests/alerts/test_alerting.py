@@ -1,9 +1,14 @@
+import subprocess
+import sys
+
 import pytest
 
 from aerie.alerting import Alert, FailedTask, first_useful_line, run_failure
 from aerie.errors import BadInput, Failed
 from aerie.masking import masked
+from aerie.settings.machine import PROJECT_ROOT
 
+INCLUDE = PROJECT_ROOT / "include"
 FULL = Alert(
     reason="quarantine_rate",
     message="main/B3_magicoder: 31.0% of the last 200 responses",
@@ -83,6 +88,24 @@ def test_a_secret_of_a_stage_stays_out_of_what_people_read(text):
     secret = "s3cr3t-value-0123456789"
     assert secret not in masked(text.format(secret))
     assert secret not in Alert(reason="x", message=text.format(secret)).message
+
+
+@pytest.mark.parametrize("text", ["9DB_PASSWORD={}", "_api_key: {}", "2-step://{}@host"])
+def test_a_name_or_a_scheme_that_begins_oddly_hides_no_secret_from_the_mask(text):
+    secret = "s3cr3t-value-0123456789"
+    assert secret not in masked(text.format(secret))
+
+
+@pytest.mark.parametrize("unit", ["a-", "a", "?keykey", "?token", "://a", "password ", "password='"])
+def test_no_text_takes_the_square_of_its_length_to_mask(unit):
+    program = f"from aerie.masking import masked; masked(({unit!r} * 262144)[:262144])"
+    # A part of a second; where every start searches the rest anew, it is a quarter of an hour.
+    subprocess.run([sys.executable, "-c", program], cwd=INCLUDE, check=True, timeout=60)
+
+
+def test_a_long_parameter_is_masked_by_any_word_in_its_name():
+    text = f"http://h/?{'key' * 40000}=hush-hush&a=b"
+    assert masked(text) == f"http://h/?{'key' * 40000}=***&a=b"
 
 
 @pytest.mark.parametrize(
