@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from aerie.stages import StageRequest
     from aerie.store.connection import Connection
 
-USERS_OF_SERVER = ("serve_start", "serve_stop", "generate", "capture", "benchmark")
+USERS_OF_SERVER = ("serve_start", "serve_stop", "generate", "capture", "benchmark", "benchmark_drafter")
 BUSY_WAIT = timedelta(seconds=30)
 
 
@@ -88,6 +88,8 @@ class StageOperator(BaseOperator):
         """Launch of the server that the stage used last, or that was tried; None where it uses none."""
         if self.request is None or self.stage not in USERS_OF_SERVER:
             return None
+        if self.request.target is not None and self.request.target.server_url is not None:
+            return None  # someone else's server was measured
         from aerie.serving.lease import read_lease
 
         lease = read_lease(self.request.server_folder)

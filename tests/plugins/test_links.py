@@ -8,12 +8,15 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from aerie.pipeline import RunParameters, stage_request
+from aerie.settings.benchmark_target import BenchmarkTarget
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import load_settings
+from aerie_airflow.benchmarks import BenchmarkOperator
 from aerie_airflow.operators import StageOperator
 from aerie_dashboard.pages import response_log
 
 SETTINGS = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
+THEIRS = {"server_url": "http://10.0.0.5:8000"}
 KEY = SimpleNamespace(
     run_id="manual__2026-11-29T17:40:41+00:00", dag_id="eagle3_pipeline", task_id="task", map_index=-1
 )
@@ -48,6 +51,19 @@ def test_a_data_sets_task_leads_to_its_run_its_data_set_and_its_samples(links):
 def test_a_task_that_used_a_server_leads_to_that_launchs_log(links):
     assert links("serve_start", launch_token="4f2a")["Server log"] == "/aerie/servers/4f2a/log"
     assert links("generate", dataset="B1_glaive")["Server log"] == "", "there is no server here"
+
+
+@pytest.mark.parametrize(("measured", "link"), [({"drafter": "/d"}, "/aerie/servers/4f2a/log"), (THEIRS, "")])
+def test_a_benchmark_of_any_drafter_leads_to_the_log_of_our_server_alone(monkeypatch, tmp_path, measured, link):
+    monkeypatch.setenv("AERIE_HOME", str(tmp_path))
+    operator = BenchmarkOperator(task_id="measure", stage="benchmark_drafter")
+    target = BenchmarkTarget(**measured, concurrency=(1,))
+    request = stage_request(SETTINGS, RunParameters(), run_id="run").model_copy(update={"target": target})
+    operator._process = SimpleNamespace(request=request)
+    lease = SimpleNamespace(launch_token="4f2a")  # the run's own, or that of another one on this host
+    monkeypatch.setattr("aerie.serving.lease.read_lease", lambda folder: lease)
+    (server_log,) = operator.operator_extra_links
+    assert server_log.get_link(operator, ti_key=KEY) == link
 
 
 def test_a_task_that_did_nothing_leads_to_its_run_alone(links):
