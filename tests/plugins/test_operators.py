@@ -12,6 +12,7 @@ from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import load_settings
 from aerie.stage_process import StageProcess
 from aerie.stages import StageResult
+from aerie_airflow.benchmarks import BenchmarkOperator
 from aerie_airflow.log_groups import GroupedLog
 from aerie_airflow.operators import StageOperator
 from aerie_airflow.task_defaults import FAIL_FOR_GOOD
@@ -49,6 +50,18 @@ def test_an_edition_that_would_leave_the_data_root_is_refused():
 )
 def test_only_what_may_succeed_is_tried_again(error, action):
     assert FAIL_FOR_GOOD.evaluate(error, try_number=1, max_tries=3).action.value == action
+
+
+@pytest.mark.parametrize("wrong", [{"server_url": "http://x:1", "num_steps": 3}, {"datasets": ["no such data set"]}])
+def test_parameters_that_make_no_benchmark_fail_the_measurement_alone(wrong, monkeypatch, database_url):
+    monkeypatch.setenv("AERIE_CONFIG", str(PROJECT_ROOT / "demo" / "config.yaml"))
+    monkeypatch.setenv("AERIE_DATABASE_URL", database_url)
+    asked = {**context(**wrong), "triggering_asset_events": {}}
+    with pytest.raises(BadInput) as failure:
+        BenchmarkOperator(task_id="measure", stage="benchmark_drafter").execute(asked)
+    with pytest.raises(AirflowSkipException) as skipped:
+        BenchmarkOperator(task_id="stop_server", stage="serve_stop", phase="benchmark").execute(asked)
+    assert str(skipped.value) == f"no server was started: {failure.value}"
 
 
 def ran_into(monkeypatch, tmp_path, database_url, error):
