@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag, requires_access_view
+from airflow.configuration import conf
 from fastapi import Depends, HTTPException, Request, status
 
 DAG_ID = "eagle3_pipeline"
@@ -55,8 +56,30 @@ def requires_own_origin(request: Request) -> None:
     if request.method in READING or request.headers.get("Authorization", "").lower().startswith("bearer "):
         return
     origin = request.headers.get("Origin")
-    if origin is None or urlsplit(origin).netloc != request.headers.get("Host"):
-        raise HTTPException(status.HTTP_403_FORBIDDEN, "this request does not come from a page of this server")
+    if origin is None or not is_own(request, origin):
+        raise HTTPException(
+            status.HTTP_403_FORBIDDEN,
+            f"this request comes from {origin or 'a page that is not named'}, not from a page of this server; behind a "
+            "proxy, Airflow's [api] base_url has to be the address that people type",
+        )
+
+
+def is_own(request: Request, url: str) -> bool:
+    """Whether an address is on this server: as the request names it, or as people do, whose proxy may rename it."""
+    public: str = conf.get("api", "base_url", fallback="") or ""
+    try:
+        if urlsplit(url).netloc == request.headers.get("Host"):
+            return True
+        # An address without a host, such as "null", is nobody's, whatever is configured.
+        return bool(urlsplit(url).hostname) and _origin(url) == _origin(public)
+    except ValueError:  # no address at all
+        return False
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port, as browsers compare them."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def requires_text(request: Request) -> None:

@@ -8,6 +8,7 @@ from fastapi.responses import RedirectResponse
 
 from aerie.store.queries.alerts import acknowledge_alert
 from aerie_dashboard.opened_store import Store
+from aerie_dashboard.security import is_own
 
 router = APIRouter()
 
@@ -23,7 +24,8 @@ def acknowledge(request: Request, store: Store, user: GetUserDep, alert_id: int)
 def _page_before(request: Request) -> str:
     """The dashboard's page that the request came from, never one of another server; else the first page."""
     root = request.scope["root_path"]
-    referer = urlsplit(request.headers.get("Referer", ""))
-    if referer.netloc == request.headers.get("Host") and referer.path.startswith(f"{root}/"):
-        return f"{referer.path}?{referer.query}" if referer.query else referer.path
+    referer = request.headers.get("Referer", "")
+    if is_own(request, referer) and urlsplit(referer).path.startswith(f"{root}/"):
+        page = urlsplit(referer)
+        return f"{page.path}?{page.query}" if page.query else page.path
     return f"{root}/"

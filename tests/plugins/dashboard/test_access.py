@@ -4,11 +4,13 @@ import re
 from urllib.parse import quote
 
 import pytest
+from fastapi import Request
 from fastapi.routing import APIRoute
 
 from aerie.store.connection import connected, transaction
 from aerie.store.queries.alerts import record_alert
 from aerie_dashboard.app import create_app
+from aerie_dashboard.security import is_own
 
 from ...dashboard import EDITION, LAUNCH, RUN
 from ...dashboard_samples import DATASET, DRAFTER, JUDGED, KEPT
@@ -90,6 +92,21 @@ def test_a_change_that_another_page_sends_is_refused(dashboard, method, path, he
         assert client.request(method, address(path), headers=headers).status_code == 403
 
 
+def test_behind_a_proxy_that_renames_the_host_a_change_comes_from_the_address_that_people_type(dashboard):
+    with connected(dashboard.store_url) as connection:
+        number = record_alert(connection, reason="run_failed", message="seen through a proxy", run_id=RUN)
+    path, host = f"/aerie/alerts/{number}/acknowledge", "airflow-api-server:8080"
+    with dashboard.client("op") as client:
+        for other in ("http://elsewhere.example", dashboard.url.replace("http:", "https:"), f"{dashboard.url}0", "//["):
+            answer = client.post(path, headers={"Host": host, "Origin": other})
+            assert answer.status_code == 403 and "base_url" in answer.text
+        page = f"{dashboard.url}/aerie/runs/{quote(RUN)}"
+        answer = client.post(path, headers={"Host": host, "Origin": dashboard.url, "Referer": page})
+    assert (answer.status_code, answer.headers["Location"]) == (303, f"/aerie/runs/{quote(RUN)}")
+    with connected(dashboard.store_url) as connection, transaction(connection) as cursor:
+        cursor.execute("DELETE FROM alerts WHERE id = %s", (number,))
+
+
 def test_a_link_cannot_change_anything(dashboard):
     with dashboard.client("op") as client:
         assert client.get("/aerie/alerts/1/acknowledge").status_code == 405
@@ -99,3 +116,20 @@ def test_pages_run_no_script_but_their_own(dashboard):
     with dashboard.client("viewer") as client:
         policy = client.get("/aerie/").headers["Content-Security-Policy"]
     assert "script-src 'self'" in policy and "unsafe-inline" not in policy
+
+
+@pytest.mark.parametrize(
+    ("public", "address", "own"),
+    [
+        ("https://Aerie.example.org:443/airflow/", "https://aerie.example.org", True),
+        ("https://aerie.example.org", "http://aerie.example.org", False),
+        ("https://aerie.example.org", "https://aerie.example.org.elsewhere", False),
+        ("aerie.example.org", "null", False),
+        ("", "null", False),
+        ("", "", False),
+    ],
+)
+def test_an_address_is_this_servers_by_scheme_host_and_port_alone(monkeypatch, public, address, own):
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", public)
+    request = Request({"type": "http", "headers": [(b"host", b"airflow-api-server:8080")]})
+    assert is_own(request, address) is own
