@@ -47,7 +47,7 @@ def masked(text: str, secrets: Iterable[str] = ()) -> str:
 def secrets_of_url(url: str) -> frozenset[str]:
     """What must not be told of a URL whose path is a secret, as a webhook's is: the URL, its user, its longer parts.
 
-    The host's name is left: a message needs it.
+    What stands in the place of a host is left: a message needs it where it is one (``aerie.delivery.private_parts``).
     """
     parts = urlsplit(url)
     user, _, _ = parts.netloc.rpartition("@")

@@ -138,6 +138,7 @@ def receivers_of(connection: Any) -> list[str]:
     """
     from airflow.providers.apprise.hooks.apprise import AppriseHook
 
+    from aerie.delivery import private_parts
     from aerie.masking import secrets_of_url
 
     name = connection.conn_id
@@ -149,9 +150,11 @@ def receivers_of(connection: Any) -> list[str]:
     if not entries or not all(isinstance(entry, dict) and isinstance(entry.get("path"), str) for entry in entries):
         raise BadInput(f"{expected}, and an entry has no path")
     urls = [str(entry["path"]) for entry in entries]
-    for url in urls:
-        for secret in secrets_of_url(url):
-            mask_secret(secret)
+    # What can be told of a URL by itself first: Apprise logs one that it cannot read.
+    for secrets_of in (secrets_of_url, private_parts):
+        for url in urls:
+            for secret in secrets_of(url):
+                mask_secret(secret)
     return urls
 
 
