@@ -112,6 +112,33 @@ def test_links_of_an_earlier_shuffle_are_made_anew_without_capturing(edition):
     assert first.readlink() == target
 
 
+def test_a_forced_capture_makes_anew_what_no_check_of_files_finds_wrong_and_its_retry_keeps_what_it_made(edition):
+    edition.merged(rows_of_few_lengths(6))
+    captured(edition)
+    files = sorted(edition.states.glob("*.safetensors"))
+    good = {path: path.read_bytes() for path in files}
+    for path in files:
+        state = read_states(path)
+        write_states(path, token_ids=state.token_ids, hidden_states=state.hidden_states * 1.5)
+    edition.files.manifest("capture").unlink()
+    with pytest.raises(Failed, match=r"differ from transformers .* capture with --force"):
+        captured(edition)
+    asked = {"backend": "transformers", "parity_rows": 3}
+    request = edition.request(hidden_states=asked, force=True)
+    assert capture(request, edition.events).manifest.counts["captured_tokens"] > 0
+    assert {path: path.read_bytes() for path in files} == good
+    files[3].unlink()
+    retry = capture(request, edition.events).manifest.counts
+    assert retry["captured_tokens"] == len(read_states(files[3]).token_ids), "the retry threw away finished work"
+    anew = request.model_copy(update={"run_id": "another"})
+    assert capture(anew, edition.events).manifest.counts["captured_tokens"] == retry["tokens"]
+    other_layers = edition.request(hidden_states={**asked, "layers": [1, 2, 3]}).settings
+    changed = anew.model_copy(update={"settings": other_layers})
+    forecast(changed, edition.events)
+    assert capture(changed, edition.events).manifest.counts["captured_tokens"] == retry["tokens"]
+    assert capture(changed, edition.events).manifest.counts["captured_tokens"] == 0
+
+
 def test_states_of_another_back_end_are_refused_and_discarded_only_when_forced(edition):
     edition.merged(rows_of_few_lengths(4))
     captured(edition)

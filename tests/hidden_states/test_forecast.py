@@ -98,6 +98,18 @@ def test_states_that_are_there_already_need_no_room_but_those_of_other_samples_d
     assert forecast(corpus.request(), corpus.events).manifest.counts["present_bytes"] == 8000
 
 
+def test_what_a_forced_capture_discards_is_forecast_as_missing_and_its_room_as_free(corpus, monkeypatch):
+    corpus.states.mkdir(parents=True)
+    (corpus.states / "B1%2F0.safetensors").write_bytes(b"x" * 8000)
+    free(monkeypatch, 8 * 1024 - 8000)
+    manifest = forecast(corpus.request(force=True), corpus.events).manifest
+    assert (manifest.counts["present_bytes"], manifest.counts["discarded_bytes"]) == (0, 8000)
+    assert "0.00 GB are there once --force has discarded 0.00 GB" in corpus.progress()[-1]
+    free(monkeypatch, 8 * 1024 - 8001)
+    with pytest.raises(Failed, match="do not fit"):
+        forecast(corpus.request(force=True), corpus.events)
+
+
 def test_layers_come_from_the_settings_before_speculators_default(edition):
     assert resolve_layers(edition.request().settings).auxiliary == (2, 4, 5)
     assert resolve_layers(edition.request(hidden_states={"layers": [1, 3, 6]}).settings).auxiliary == (1, 3, 6)
@@ -173,7 +185,7 @@ def test_states_of_another_verifier_are_refused_with_the_difference_and_discarde
     bind_states(corpus.files, identity, discard=False)
     state = corpus.states / "a.safetensors"
     state.write_bytes(b"x")
-    bind_states(corpus.files, identity, discard=True)
+    bind_states(corpus.files, identity, discard=False)
     assert state.exists()
     with pytest.raises(Failed, match=r"verifier .* -> retrained"):
         bind_states(corpus.files, {**identity, "verifier": "retrained"}, discard=False)

@@ -18,6 +18,11 @@ def state_path(states: Path, name: str) -> Path:
     return states / f"{name}{SUFFIX}"
 
 
+def folder_bytes(states: Path) -> int:
+    """Bytes of all files in the folder ``states``, which need not exist."""
+    return sum(entry.stat().st_size for entry in os.scandir(states)) if states.is_dir() else 0
+
+
 def present_bytes(states: Path, sample_ids: Iterable[str]) -> int:
     """Bytes of the state files of these samples that are in the folder ``states``; those of others do not count."""
     if not states.is_dir():

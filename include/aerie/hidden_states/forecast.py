@@ -23,6 +23,7 @@ class CaptureRate:
 class Forecast:
     """Bytes that a capture needs and has, for a corpus of ``tokens`` tokens, prompts included.
 
+    ``discarded_bytes`` are those of states that a forced capture removes first.
     ``window_bytes`` is what the states may take at once when they are streamed, None when they are kept; they are
     captured in each of ``epochs`` then. ``rate`` None: not known, and not guessed.
     """
@@ -33,6 +34,7 @@ class Forecast:
     free_bytes: int
     spared_bytes: int
     folder: Path
+    discarded_bytes: int = 0
     window_bytes: int | None = None
     epochs: int = 1
     rate: CaptureRate | None = None
@@ -68,15 +70,16 @@ class Forecast:
     @property
     def fits(self) -> bool:
         """Whether the missing bytes fit beside what must stay free."""
-        return self.missing_bytes <= self.free_bytes - self.spared_bytes
+        return self.missing_bytes <= self.free_bytes + self.discarded_bytes - self.spared_bytes
 
     @property
     def sum(self) -> str:
         """The arithmetic, as a sentence."""
         return (
             f"{self.tokens:,} tokens x {self.bytes_per_token:,} bytes = {_gigabytes(self.total_bytes)}, of which "
-            f"{_gigabytes(self.present_bytes)} are there; {self.folder} has {_gigabytes(self.free_bytes)} free, "
-            f"{_gigabytes(self.spared_bytes)} of them to be spared{self._streaming}; {self._time}"
+            f"{_gigabytes(self.present_bytes)} are there{self._discarding}; {self.folder} has "
+            f"{_gigabytes(self.free_bytes)} free, {_gigabytes(self.spared_bytes)} of them to be spared"
+            f"{self._streaming}; {self._time}"
         )
 
     @property
@@ -87,6 +90,10 @@ class Forecast:
             f"{self.missing_tokens:,} tokens / {self.rate.tokens_per_second:,.0f} tokens/s = {self.hours:,.1f} h "
             f"({self.rate.source})"
         )
+
+    @property
+    def _discarding(self) -> str:
+        return f" once --force has discarded {_gigabytes(self.discarded_bytes)}" if self.discarded_bytes else ""
 
     @property
     def _streaming(self) -> str:
@@ -106,13 +113,14 @@ def forecast_disk(
     folder: Path,
     present_bytes: int,
     free_share: float,
+    discarded_bytes: int = 0,
     window_bytes: int | None = None,
     epochs: int = 1,
     rate: CaptureRate | None = None,
 ) -> Forecast:
     """Forecast a capture into ``folder``, which need not exist; ``free_share`` of its disk must stay free.
 
-    ``window_bytes``, ``epochs`` and ``rate`` are those of ``Forecast``.
+    ``discarded_bytes``, ``window_bytes``, ``epochs`` and ``rate`` are those of ``Forecast``.
     """
     existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
     disk = shutil.disk_usage(existing)
@@ -123,6 +131,7 @@ def forecast_disk(
         free_bytes=disk.free,
         spared_bytes=int(disk.total * free_share),
         folder=folder,
+        discarded_bytes=discarded_bytes,
         window_bytes=window_bytes,
         epochs=epochs,
         rate=rate,

@@ -29,6 +29,8 @@ COMPUTE_TOLERANCE = {"float32": 0.0, "float16": 2e-2, "bfloat16": 5e-2}
 SAME = 0.2
 """Below this relative difference states are named after what they are; neighbouring layers are further apart."""
 
+REMEDY = "mend what computes them, then capture with --force (and without --rank), which discards these states"
+
 
 @dataclass(frozen=True)
 class Parity:
@@ -90,7 +92,7 @@ def _refuse_after_norm(row: CorpusRow, last: torch.Tensor, before: torch.Tensor,
     if difference < SAME and difference < float((before - last).norm() / before.norm()):
         raise Failed(
             f"sample {row.sample_id}, last slot: captured states are those after the final norm (relative difference "
-            f"{difference:.2g}), not those before it"
+            f"{difference:.2g}), not those before it; {REMEDY}"
         )
 
 
@@ -99,13 +101,14 @@ def _require(row: CorpusRow, slot: int, layer: int, differences: torch.Tensor, t
     if nearest != layer and differences[nearest] < SAME:
         raise Failed(
             f"sample {row.sample_id}, slot {slot}: captured states are those entering layer {nearest} (relative "
-            f"difference {float(differences[nearest]):.2g}), not layer {layer} ({float(differences[layer]):.2g})"
+            f"difference {float(differences[nearest]):.2g}), not layer {layer} ({float(differences[layer]):.2g}); "
+            f"{REMEDY}"
         )
     if differences[layer] > tolerance:
         raise Failed(
             f"sample {row.sample_id}, slot {slot} (layer {layer}): captured states differ from transformers by "
             f"{float(differences[layer]):.2g} of their norm, more than {tolerance:g}: another model, or a server that "
-            "computes differently"
+            f"computes differently; {REMEDY}"
         )
 
 

@@ -15,7 +15,7 @@ from aerie.artefacts.state_index import MeasuredState
 from aerie.artefacts.state_names import state_name, state_path
 from aerie.artefacts.state_stream import clear_stream
 from aerie.hidden_states.capturing import capture_rows
-from aerie.hidden_states.identity import bind_states, capture_identity
+from aerie.hidden_states.identity import bind_for, capture_identity
 from aerie.hidden_states.last_slot import ROWS, measure_last_slot, require_last_slot
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.hidden_states.parity import parity_of_rows
@@ -47,7 +47,7 @@ def prove(
         events.progress(f"nothing to do: the capture of this corpus was proved on {answer.counts['files']} rows")
         return StageResult(stage="capture", reused=True, manifest=answer)
     manifest_path.unlink(missing_ok=True)
-    bind_states(files, identity, discard=request.force)
+    bind_for(request, identity)
     clear_stream(files.hidden_states, files.states)
     started = time.monotonic()
     every, first = corpus.counts["rows"], settings.hidden_states.parity_rows

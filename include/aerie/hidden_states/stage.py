@@ -10,13 +10,13 @@ from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import Manifest, answered_by, describe_output, read_manifest, write_manifest
 from aerie.artefacts.state_files import link_path, link_rows, state_name
 from aerie.artefacts.state_index import INDEX_FILE, iterate_index, shard_index, write_index, write_shard_index
-from aerie.artefacts.state_names import present_bytes
+from aerie.artefacts.state_names import folder_bytes, present_bytes
 from aerie.corpus.boundaries import require_sound_rows
 from aerie.corpus.stage import read_corpus
 from aerie.errors import BadInput
 from aerie.hidden_states.capturing import CapturedRows, capture_rows, require_magnitudes
 from aerie.hidden_states.forecast import EXPECTED, CaptureRate, Forecast, forecast_disk, require_fit
-from aerie.hidden_states.identity import bind_states, capture_identity
+from aerie.hidden_states.identity import bind_for, bind_states, capture_identity, force_is_due
 from aerie.hidden_states.last_slot import measure_last_slot, spaced_rows
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.parity import parity_of_rows
@@ -49,6 +49,7 @@ def forecast(request: StageRequest, events: Events) -> StageResult:
         "bytes_per_token": predicted.bytes_per_token,
         "bytes": predicted.total_bytes,
         "present_bytes": predicted.present_bytes,
+        "discarded_bytes": predicted.discarded_bytes,
         "free_bytes": predicted.free_bytes,
         "spared_bytes": predicted.spared_bytes,
         "window_bytes": predicted.window_bytes,
@@ -79,11 +80,13 @@ def forecast(request: StageRequest, events: Events) -> StageResult:
 def _forecast(request: StageRequest, corpus: Manifest, layers: CapturedLayers) -> Forecast:
     files, settings = request.files, request.settings
     tokens = corpus.counts["tokens"]
+    due = force_is_due(request)
     return forecast_disk(
         tokens=tokens,
         layers=layers,
         folder=files.hidden_states,
-        present_bytes=present_bytes(files.states, _sample_ids(files)),
+        present_bytes=0 if due else present_bytes(files.states, _sample_ids(files)),
+        discarded_bytes=folder_bytes(files.states) if due else 0,
         free_share=settings.hidden_states.free_share,
         window_bytes=window_bytes(settings, layers, tokens=tokens, rows=corpus.counts["rows"]),
         epochs=settings.training.epochs,
@@ -119,7 +122,8 @@ def _sample_ids(files: EditionFiles) -> Iterator[str]:
 def capture(request: StageRequest, events: Events) -> StageResult:
     """Capture the hidden states of every corpus row, check each, and link them by row.
 
-    State files that are there and good are kept; what is missing or wrong is captured. A rank captures its own rows
+    State files that are there and good are kept; what is missing or wrong is captured. A forced capture discards all
+    that its run has not captured itself. A rank captures its own rows
     and leaves their index; without a rank, the indexes of all are taken together. For a corpus that
     exceeds ``hidden_states.disk_limit_gib`` the capture is proved on a sample (``aerie.hidden_states.proof``).
 
@@ -155,7 +159,8 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     _require_context(request, corpus)
     measured_before = _measured_rate(request)
     manifest_path.unlink(missing_ok=True)
-    bind_states(files, identity, discard=request.force)
+    if bind_for(request, identity):
+        events.progress("states that were there are discarded: --force")
     require_fit(_forecast(request, corpus, layers))
     captured = _captured(request, corpus, layers, events)
     parity = parity_of_rows(iterate_rows(files.corpus / DATASET_FOLDER), files.states, layers, request.settings, events)
