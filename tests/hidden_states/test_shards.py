@@ -47,6 +47,24 @@ def test_ranks_capture_their_rows_and_their_files_are_taken_together_without_a_m
     assert run(shared).reused
 
 
+def test_a_forced_rank_is_told_the_one_way_to_capture_anew_and_it_works(shared):
+    for rank in range(WORLD):
+        run(shared, rank)
+    with pytest.raises(BadInput, match=r"run capture --world-size 3 --force once, .* then each rank without --force"):
+        capture(shared.request(hidden_states=asked(0), force=True), shared.events)
+    other = asked(layers=[1, 2, 3])
+    forecast(shared.request(hidden_states=other), shared.events)
+    with pytest.raises(Failed, match=r"capture with --force \(and without --rank\) to discard them"):
+        capture(shared.request(hidden_states={**other, "rank": 0}), shared.events)
+    with pytest.raises(BadInput, match="ranks 0, 1, 2 of 3 have not captured yet"):
+        capture(shared.request(hidden_states=other, force=True), shared.events)
+    assert not list(shared.states.iterdir())
+    for rank in range(WORLD):
+        capture(shared.request(hidden_states={**other, "rank": rank}), shared.events)
+    again = capture(shared.request(hidden_states=other, force=True), shared.events)
+    assert again.manifest.counts["files"] == ROWS, "a retry of the forced run threw away what the ranks captured"
+
+
 def test_a_rank_that_has_not_captured_is_named(shared):
     run(shared, 1)
     with pytest.raises(BadInput, match="ranks 0, 2 of 3 have not captured yet"):

@@ -218,8 +218,18 @@ def _captured(request: StageRequest, corpus: Manifest, layers: CapturedLayers, e
 def _capture_rank(
     request: StageRequest, rank: int, corpus: Manifest, layers: CapturedLayers, identity: dict[str, Any], events: Events
 ) -> StageResult:
-    """Capture the rows of one rank, and write their index; other ranks may do so at the same time."""
+    """Capture the rows of one rank, and write their index; other ranks may do so at the same time.
+
+    Raises:
+        BadInput: it is forced, which would take away what other ranks capture.
+    """
     files, world_size = request.files, request.settings.hidden_states.world_size
+    if request.force:
+        raise BadInput(
+            f"capture --rank {rank} --force would discard what the other ranks capture into {files.hidden_states}: run "
+            f"capture --world-size {world_size} --force once, which discards all states and says that no rank has "
+            "captured, then each rank without --force"
+        )
     _require_context(request, corpus)
     bind_states(files, identity, discard=False)
     require_fit(_forecast(request, corpus, layers))
