@@ -112,6 +112,29 @@ def test_links_of_an_earlier_shuffle_are_made_anew_without_capturing(edition):
     assert first.readlink() == target
 
 
+def test_parity_that_is_asked_for_later_is_all_that_a_finished_capture_does_and_wrong_states_then_fail(edition):
+    edition.merged(rows_of_few_lengths(6))
+    before = captured(edition, parity_rows=0)
+    assert before.counts["parity"] is None
+    edition.events_path.write_text("")
+    after = captured(edition)
+    assert after.counts["parity"]["rows"] == 3
+    assert {**after.counts, "parity": None} == before.counts
+    assert (after.fingerprint, after.outputs) == (before.fingerprint, before.outputs), "training would start anew"
+    assert not any("rows (" in message for message in edition.progress()), "state files were read for nothing"
+    assert captured(edition, parity_rows=100).counts["parity"]["rows"] == 6
+    asked = edition.request(hidden_states={"backend": "transformers", "parity_rows": 100})
+    assert capture(asked, edition.events).reused
+    for path in edition.states.glob("*.safetensors"):
+        state = read_states(path)
+        write_states(path, token_ids=state.token_ids, hidden_states=state.hidden_states * 1.5)
+    edition.files.manifest("capture").unlink()
+    captured(edition, parity_rows=0)
+    with pytest.raises(Failed, match="differ from transformers"):
+        captured(edition)
+    assert not edition.files.manifest("capture").exists(), "training would start on states that were just refused"
+
+
 def test_a_forced_capture_makes_anew_what_no_check_of_files_finds_wrong_and_its_retry_keeps_what_it_made(edition):
     edition.merged(rows_of_few_lengths(6))
     captured(edition)

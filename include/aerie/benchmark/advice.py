@@ -31,7 +31,8 @@ FOR_CAUSES: Mapping[str, str] = {
         f"capture again, {AGAIN}."
     ),
     "norm position": (
-        f"Run capture again with hidden_states.parity_rows above 0: it names the layer that differs; {AGAIN}."
+        "Where hidden_states.parity_rows was 0, set it and run capture again: it names the layer that differs. Mend "
+        f"what computes the states, run capture with --force, {AGAIN}."
     ),
     "vocabulary mapping": (
         "Run vocabulary again with a larger vocabulary.size, or with vocabulary.coverage; if the outputs here are of "

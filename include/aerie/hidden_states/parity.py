@@ -5,7 +5,7 @@ Wrong layers, a layer off by one, or states after the norm raise no error anywhe
 CPU: set ``hidden_states.parity_rows`` to 0 for those.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from aerie.artefacts.corpus import CorpusRow
+from aerie.artefacts.manifest import Manifest
 from aerie.artefacts.state_files import read_states, state_name, state_path
 from aerie.errors import Failed
 from aerie.hidden_states.decoder import layers_of, load_decoder, streams_of
@@ -60,6 +61,14 @@ def parity_of_rows(
         f"(allowed {parity.tolerance:g}), {parity.maximum_absolute:.2g} at most"
     )
     return parity
+
+
+def is_compared(captured: Manifest, *, rows: int) -> bool:
+    """Whether a capture was compared in ``rows`` of its rows, or in all where it has fewer."""
+    parity: Mapping[str, int] | None = captured.counts["parity"]
+    files: int = captured.counts["files"]
+    compared = 0 if parity is None else parity["rows"]
+    return compared >= min(rows, files)
 
 
 def compare_with_transformers(

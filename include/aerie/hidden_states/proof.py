@@ -18,7 +18,7 @@ from aerie.hidden_states.capturing import capture_rows
 from aerie.hidden_states.identity import bind_for, capture_identity
 from aerie.hidden_states.last_slot import ROWS, measure_last_slot, require_last_slot
 from aerie.hidden_states.layers import CapturedLayers
-from aerie.hidden_states.parity import parity_of_rows
+from aerie.hidden_states.parity import is_compared, parity_of_rows
 from aerie.hidden_states.streaming import STREAMED, file_bytes
 from aerie.stages import Events, StageRequest, StageResult
 
@@ -43,7 +43,7 @@ def prove(
     fingerprint = fingerprint_of({"corpus": corpus.counts["corpus_fingerprint"], **identity})
     manifest_path = files.manifest("capture")
     answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
-    if answer is not None:
+    if answer is not None and is_compared(answer, rows=settings.hidden_states.parity_rows):
         events.progress(f"nothing to do: the capture of this corpus was proved on {answer.counts['files']} rows")
         return StageResult(stage="capture", reused=True, manifest=answer)
     manifest_path.unlink(missing_ok=True)

@@ -13,13 +13,13 @@ from aerie.artefacts.state_index import INDEX_FILE, iterate_index, shard_index, 
 from aerie.artefacts.state_names import folder_bytes, present_bytes
 from aerie.corpus.boundaries import require_sound_rows
 from aerie.corpus.stage import read_corpus
-from aerie.errors import BadInput
+from aerie.errors import BadInput, Failed
 from aerie.hidden_states.capturing import CapturedRows, capture_rows, require_magnitudes
 from aerie.hidden_states.forecast import EXPECTED, CaptureRate, Forecast, forecast_disk, require_fit
 from aerie.hidden_states.identity import bind_for, bind_states, capture_identity, force_is_due
 from aerie.hidden_states.last_slot import measure_last_slot, spaced_rows
 from aerie.hidden_states.layers import CapturedLayers, resolve_layers
-from aerie.hidden_states.parity import parity_of_rows
+from aerie.hidden_states.parity import is_compared, parity_of_rows
 from aerie.hidden_states.proof import prove
 from aerie.hidden_states.record import CaptureProgress
 from aerie.hidden_states.shards import iterate_own, merged, rows_of_rank
@@ -154,6 +154,8 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     manifest_path = files.manifest("capture")
     answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
     if answer is not None and not _changed_states(files):
+        if not is_compared(answer, rows=request.settings.hidden_states.parity_rows):
+            return _compare(request, answer, layers, events)
         events.progress(f"nothing to do: the states of {answer.counts['files']} rows answer this corpus")
         return StageResult(stage="capture", reused=True, manifest=answer)
     _require_context(request, corpus)
@@ -200,6 +202,28 @@ def capture(request: StageRequest, events: Events) -> StageResult:
         inputs=inputs,
         outputs=[describe_output(index, len(captured.states))],
         counts=counts,
+    )
+    return StageResult(stage="capture", reused=False, manifest=manifest)
+
+
+def _compare(request: StageRequest, answer: Manifest, layers: CapturedLayers, events: Events) -> StageResult:
+    """Compare a capture that stands with transformers in more rows than it was, and record it."""
+    files = request.files
+    manifest_path, rows = files.manifest("capture"), iterate_rows(files.corpus / DATASET_FOLDER)
+    try:
+        parity = parity_of_rows(rows, files.states, layers, request.settings, events)
+    except Failed:
+        manifest_path.unlink()  # nobody trains on it
+        raise
+    manifest = write_manifest(
+        manifest_path,
+        stage=answer.stage,
+        edition=answer.edition,
+        dataset=answer.dataset,
+        fingerprint=answer.fingerprint,
+        inputs=answer.inputs,
+        outputs=answer.outputs,
+        counts={**answer.counts, "parity": vars(parity) if parity else None},
     )
     return StageResult(stage="capture", reused=False, manifest=manifest)
 
