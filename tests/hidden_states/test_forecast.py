@@ -94,8 +94,20 @@ def test_states_that_are_there_already_need_no_room_but_those_of_other_samples_d
     corpus.states.mkdir(parents=True)
     (corpus.states / "B1%2F0.safetensors").write_bytes(b"x" * 8000)
     (corpus.states / "gone.safetensors").write_bytes(b"x" * 8000)
-    free(monkeypatch, 8 * 1024 - 8000)
-    assert forecast(corpus.request(), corpus.events).manifest.counts["present_bytes"] == 8000
+    free(monkeypatch, 5 * 1024)
+    counts = forecast(corpus.request(), corpus.events).manifest.counts
+    assert (counts["present_bytes"], counts["missing_tokens"]) == (3 * 1024, 5)
+    free(monkeypatch, 5 * 1024 - 1)
+    with pytest.raises(Failed, match="do not fit"):
+        forecast(corpus.request(), corpus.events)
+
+
+def test_plain_states_of_a_generating_server_are_not_counted_twice_where_fp8_files_are_asked_for(corpus):
+    corpus.states.mkdir(parents=True)
+    (corpus.states / "B1%2F1.safetensors").write_bytes(b"x" * 5 * 4 * 64 * 2)  # bfloat16
+    asked = {"dtype": "bfloat16", "storage": "fp8", "capture": "generate"}
+    counts = forecast(corpus.request(hidden_states=asked), corpus.events).manifest.counts
+    assert (counts["missing_tokens"], counts["tokens"]) == (3, 8)
 
 
 def test_what_a_forced_capture_discards_is_forecast_as_missing_and_its_room_as_free(corpus, monkeypatch):

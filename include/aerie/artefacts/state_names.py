@@ -29,3 +29,11 @@ def present_bytes(states: Path, sample_ids: Iterable[str]) -> int:
         return 0
     sizes = {entry.name: entry.stat().st_size for entry in os.scandir(states)}
     return sum(sizes.get(state_path(states, state_name(sample_id)).name, 0) for sample_id in sample_ids)
+
+
+def present_tokens(states: Path, samples: Iterable[tuple[str, int]]) -> int:
+    """Tokens of those of the samples (id, tokens) whose state file is in the folder ``states``, however stored."""
+    if not states.is_dir():
+        return 0
+    there = {entry.name for entry in os.scandir(states)}
+    return sum(tokens for sample_id, tokens in samples if state_path(states, state_name(sample_id)).name in there)

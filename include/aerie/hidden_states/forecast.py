@@ -23,6 +23,7 @@ class CaptureRate:
 class Forecast:
     """Bytes that a capture needs and has, for a corpus of ``tokens`` tokens, prompts included.
 
+    ``present_bytes`` are what the states that are there take in the storage that they will have.
     ``discarded_bytes`` are those of states that a forced capture removes first.
     ``window_bytes`` is what the states may take at once when they are streamed, None when they are kept; they are
     captured in each of ``epochs`` then. ``rate`` None: not known, and not guessed.
@@ -41,7 +42,7 @@ class Forecast:
 
     @property
     def missing_tokens(self) -> int:
-        """Tokens that are still to be captured; what is there is counted by its bytes."""
+        """Tokens that are still to be captured."""
         if self.window_bytes is not None:
             return self.captured_tokens
         return min(self.tokens, -(-self.missing_bytes // self.bytes_per_token))

@@ -10,7 +10,7 @@ from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import Manifest, answered_by, describe_output, read_manifest, write_manifest
 from aerie.artefacts.state_files import link_path, link_rows, state_name
 from aerie.artefacts.state_index import INDEX_FILE, iterate_index, shard_index, write_index, write_shard_index
-from aerie.artefacts.state_names import folder_bytes, present_bytes
+from aerie.artefacts.state_names import folder_bytes, present_tokens
 from aerie.corpus.boundaries import require_sound_rows
 from aerie.corpus.stage import read_corpus
 from aerie.errors import BadInput, Failed
@@ -85,7 +85,7 @@ def _forecast(request: StageRequest, corpus: Manifest, layers: CapturedLayers) -
         tokens=tokens,
         layers=layers,
         folder=files.hidden_states,
-        present_bytes=0 if due else present_bytes(files.states, _sample_ids(files)),
+        present_bytes=0 if due else present_tokens(files.states, _samples(files)) * layers.bytes_per_token,
         discarded_bytes=folder_bytes(files.states) if due else 0,
         free_share=settings.hidden_states.free_share,
         window_bytes=window_bytes(settings, layers, tokens=tokens, rows=corpus.counts["rows"]),
@@ -114,9 +114,10 @@ def _measured_rate(request: StageRequest) -> float | None:
     return rate
 
 
-def _sample_ids(files: EditionFiles) -> Iterator[str]:
+def _samples(files: EditionFiles) -> Iterator[tuple[str, int]]:
+    """Id and tokens of each row."""
     for batch in iterate_batches(files.corpus / DATASET_FOLDER):
-        yield from batch.column("sample_id").to_pylist()
+        yield from zip(batch["sample_id"].to_pylist(), batch["seq_len"].to_pylist(), strict=True)
 
 
 def capture(request: StageRequest, events: Events) -> StageResult:
