@@ -177,6 +177,18 @@ def test_a_prefix_from_the_cache_is_refused_because_its_rows_have_no_states(serv
         run(server)
 
 
+@pytest.mark.parametrize("field", ["cached_tokens", "prompt_tokens", "finish_reason"])
+def test_an_answer_that_says_nothing_of_its_cache_is_not_taken_for_one_without(server, field):
+    def silent(_number, name, body, answer):
+        server.write(name, body["input_ids"])
+        del answer["meta_info"][field]
+        return answer
+
+    server.misbehave = silent
+    with pytest.raises(Failed, match=rf"sample s\d+: the server's answer has no {field}"):
+        run(server)
+
+
 def test_states_of_other_tokens_are_refused_as_they_arrive(server):
     def confuse(_number, name, _body, answer):
         server.write(name, [90, 91, 92])

@@ -106,12 +106,18 @@ class Capture:
 
 
 def _check_answer(answer: dict[str, Any], row: CorpusRow) -> None:
-    about = answer["meta_info"]
-    if about["finish_reason"]["type"] == "abort":
-        raise Retryable(f"the server aborted sample {row.sample_id}: {about['finish_reason']}")
-    if about["prompt_tokens"] != len(row.input_ids) or about.get("cached_tokens", 0) != 0:
+    try:
+        about = answer["meta_info"]
+        reason, prefilled, cached = about["finish_reason"], about["prompt_tokens"], about["cached_tokens"]
+    except KeyError as error:
         raise Failed(
-            f"sample {row.sample_id}: the server prefilled {about['prompt_tokens']} tokens, "
-            f"{about.get('cached_tokens')} of them from its cache; expected {len(row.input_ids)} and 0: launch it with "
-            "--disable-radix-cache"
+            f"sample {row.sample_id}: the server's answer has no {error.args[0]}, which SGLang always sends: it is "
+            "another server, or another version than the one in requirements"
+        ) from error
+    if reason["type"] == "abort":
+        raise Retryable(f"the server aborted sample {row.sample_id}: {reason}")
+    if prefilled != len(row.input_ids) or cached != 0:
+        raise Failed(
+            f"sample {row.sample_id}: the server prefilled {prefilled} tokens, {cached} of them from its cache; "
+            f"expected {len(row.input_ids)} and 0: launch it with --disable-radix-cache"
         )
