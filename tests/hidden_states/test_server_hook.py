@@ -187,6 +187,20 @@ def test_a_model_that_hides_its_batch_from_the_hook_is_reported(server):
     assert "without a ForwardBatch" in json.loads(hook_failure_path(server.states).read_text())["reason"]
 
 
+def test_a_fault_that_nobody_foresaw_is_told_instead_of_blocking_the_server_after_some_passes(server, monkeypatch):
+    def broken(*_, **__):
+        raise MemoryError("no room for the copy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server_hook, "write_states", broken)
+        for number in range(server_hook.PENDING_FORWARDS + 2):
+            server.extend((rid(f"a{number}", 2), [3, 1], 0))
+    told = json.loads(hook_failure_path(server.states).read_text())["reason"]
+    assert told.startswith("the writer of states failed: MemoryError: no room for the copy")
+    server.extend((rid("b", 2), [3, 1], 0))
+    assert server.written() == ["b"]
+
+
 def test_only_the_first_rank_captures(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)

@@ -107,15 +107,24 @@ class Writer:
     def _run(self) -> None:
         while True:
             forward = self._forwards.get()
-            if forward.copied is not None:
-                forward.copied.synchronize()
-            for span in forward.spans:
-                match span.request:
-                    case CapturedRequest():
-                        self._add(span.request, span, forward)
-                    case GeneratedRequest():
-                        self._grow(span.request, span, forward)
-            self._forwards.task_done()
+            try:
+                self._take(forward)
+            except Exception as error:  # told to whoever waits; a thread that ended would block the server's scheduler
+                logger.exception("the states of a forward pass are lost")
+                reason = f"the writer of states failed: {type(error).__name__}: {error}; see the server's log"
+                report_failure(hook_failure_path(self._states), reason)
+            finally:
+                self._forwards.task_done()
+
+    def _take(self, forward: Forward) -> None:
+        if forward.copied is not None:
+            forward.copied.synchronize()
+        for span in forward.spans:
+            match span.request:
+                case CapturedRequest():
+                    self._add(span.request, span, forward)
+                case GeneratedRequest():
+                    self._grow(span.request, span, forward)
 
     def _add(self, request: CapturedRequest, span: Span, forward: Forward) -> None:
         if state_path(self._states, request.name).exists():  # emitted again after it was written
