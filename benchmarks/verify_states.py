@@ -25,6 +25,7 @@ from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.state_files import link_rows, state_name, state_path
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.hidden_states.verify import verify
+from aerie.stages import Events
 
 AUXILIARY, DEPTH = (2, 30, 58), 61
 
@@ -74,7 +75,7 @@ def main() -> None:
         files = EditionFiles(Path(folder), "main")
         build(files, layers, asked.files, asked.tokens)
         started, used = time.perf_counter(), time.process_time()
-        verified = verify(files, layers)
+        verified = verify(files, layers, Events(Path(folder) / "events.jsonl"), progress_seconds=60)
         seconds, used = time.perf_counter() - started, time.process_time() - used
     print(
         json.dumps(

@@ -51,7 +51,9 @@ def test_states_of_batches_are_bit_for_bit_those_of_one_row_at_a_time(either):
     assert [name for name in alone if not torch.equal(together[name], alone[name])] == []
     experts = "deepseek" in either.verifier.joinpath("config.json").read_text()
     assert any("a pass of its own" in message for message in either.progress()) == experts
-    assert verify(either.files, resolve_layers(either.request().settings)).rows == 24
+    assert (
+        verify(either.files, resolve_layers(either.request().settings), either.events, progress_seconds=60).rows == 24
+    )
 
 
 def test_what_an_interrupted_run_left_is_kept_and_what_is_wrong_is_named_and_captured_again(edition):
@@ -82,10 +84,10 @@ def test_files_that_verification_finds_wrong_are_captured_again_without_force_an
     files[2].write_bytes(good[files[2]][:-64] + b"\xff" * 64)  # of the same size: not a number
     scaled(files[4])
     with pytest.raises(Failed, match=r"2 state files are wrong: .*far from the medians.*; 2 of them are removed"):
-        verify(edition.files, layers)
+        verify(edition.files, layers, edition.events, progress_seconds=60)
     manifest = captured(edition, parity_rows=0)
     assert manifest.counts["captured_tokens"] == sum(len(read_states(files[one]).token_ids) for one in (2, 4))
-    assert verify(edition.files, layers).rows == 24
+    assert verify(edition.files, layers, edition.events, progress_seconds=60).rows == 24
     assert {path: path.read_bytes() for path in files} == good
 
 

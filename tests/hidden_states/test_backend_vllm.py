@@ -98,7 +98,7 @@ def test_rows_that_the_extraction_skips_with_exit_code_0_are_named_and_the_next_
     server.asked.clear()
     assert capture(request, edition.events).manifest.counts["files"] == 9
     assert sorted(server.asked) == sorted([rows[2], rows[7]])
-    assert verify(edition.files, resolve_layers(request.settings)).rows == 9
+    assert verify(edition.files, resolve_layers(request.settings), edition.events, progress_seconds=60).rows == 9
     assert read_states(edition.states / "B1%2F7.safetensors").token_ids.tolist() == rows[7]
     assert not (edition.files.hidden_states / "vllm").exists()
 

@@ -102,7 +102,7 @@ def test_states_of_chunked_mixed_and_retracted_prefills_equal_transformers_and_o
         assert largest_difference(ours, naive) < TOLERANCE
     require_equal_to_transformers(served, rows)
 
-    assert verify(served.files, layers).rows == len(rows)
+    assert verify(served.files, layers, served.events, progress_seconds=60).rows == len(rows)
     assert get_existing_hidden_state_indices(served.files.hidden_states) == list(range(len(rows)))
 
     assert capture(request, served.events).reused
@@ -111,9 +111,9 @@ def test_states_of_chunked_mixed_and_retracted_prefills_equal_transformers_and_o
     files[3].unlink()
     files[5].write_bytes(files[5].read_bytes()[:-4])
     with pytest.raises(Failed, match="2 state files are wrong"):
-        verify(served.files, layers)
+        verify(served.files, layers, served.events, progress_seconds=60)
     assert not capture(request, served.events).reused
-    assert verify(served.files, layers).rows == len(rows)
+    assert verify(served.files, layers, served.events, progress_seconds=60).rows == len(rows)
     assert [path for path in files if path.stat().st_mtime_ns != before[path]] == [files[3], files[5]]
     assert any(message.startswith("captured 2 rows") for message in served.progress())
     assert status(request.server_folder).launch_token == lease.launch_token

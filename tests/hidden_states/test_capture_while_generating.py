@@ -282,7 +282,9 @@ def test_kept_samples_have_their_own_states_though_the_client_was_killed_while_t
         len(rows),
         sum(len(rows[name]) for name in missing),
     )
-    assert verify(edition.files, resolve_layers(request.settings)).rows == len(rows)
+    assert verify(edition.files, resolve_layers(request.settings), edition.events, progress_seconds=60).rows == len(
+        rows
+    )
     for name in rows:
         state_path(edition.states, state_name(name)).unlink()
     capture(request, edition.events)
@@ -312,7 +314,8 @@ def test_states_of_what_is_generated_equal_those_of_the_separate_pass_which_fill
     assert any(message.startswith("captured 3 rows") for message in edition.progress())
     assert [path for path in files if path.stat().st_mtime_ns != before.get(path)] == [files[3], files[5], files[7]]
     assert manifest.counts["parity"]["maximum_relative"] < 1e-5, manifest.counts["parity"]
-    assert verify(edition.files, resolve_layers(generated.request().settings)).rows == len(rows)
+    layers = resolve_layers(generated.request().settings)
+    assert verify(edition.files, layers, edition.events, progress_seconds=60).rows == len(rows)
 
     for path in files:
         path.unlink()

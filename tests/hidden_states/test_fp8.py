@@ -36,7 +36,7 @@ def test_fp8_halves_the_bytes_tells_its_error_and_is_what_the_trainer_s_own_back
     assert 0.005 < counts["parity"]["maximum_relative"] < counts["parity"]["tolerance"] == 0.08
 
     layers = resolve_layers(captured.request(hidden_states=FP8).settings)
-    assert verify(captured.files, layers).rows == 12
+    assert verify(captured.files, layers, captured.events, progress_seconds=60).rows == 12
     ours = read_states(captured.files.hidden_states / "hs_3.safetensors")
     theirs = FP8Transfer(captured.files.hidden_states).get_cached(3)
     assert torch.equal(ours.hidden_states, theirs["hidden_states"])

@@ -43,7 +43,9 @@ def test_ranks_capture_their_rows_and_their_files_are_taken_together_without_a_m
     monkeypatch.setattr("aerie.hidden_states.capturing.backend_of", touched)
     result = run(shared)
     assert (result.manifest.counts["files"], result.reused) == (ROWS, False)
-    assert verify(shared.files, resolve_layers(shared.request().settings)).rows == ROWS
+    assert (
+        verify(shared.files, resolve_layers(shared.request().settings), shared.events, progress_seconds=60).rows == ROWS
+    )
     assert run(shared).reused
 
 

@@ -1,5 +1,6 @@
 """Verification before training: every way in which a state file can be wrong is found, with the file named."""
 
+import json
 import shutil
 
 import numpy as np
@@ -16,6 +17,7 @@ from aerie.artefacts.state_files import link_rows, state_name, state_path, write
 from aerie.errors import Failed
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.hidden_states.verify import verify
+from aerie.stages import Events
 
 LAYERS = CapturedLayers(auxiliary=(2, 4, 5), decoder_layers=8, hidden_size=6, dtype="bfloat16")
 ROWS = 12
@@ -50,6 +52,10 @@ def files(tmp_path):
     return files
 
 
+def verified(files, *, progress_seconds=60):
+    return verify(files, LAYERS, Events(files.folder / "events.jsonl"), progress_seconds=progress_seconds)
+
+
 def path_of(files, row, name=None):
     return state_path(files.states, state_name(name or f"B1/{row}"))
 
@@ -68,8 +74,8 @@ def states(files, row):
 
 
 def test_good_states_pass_and_are_what_speculators_reads(files):
-    verified = verify(files, LAYERS)
-    assert (verified.rows, verified.tokens) == (ROWS, sum(len(ids_of(row)) for row in range(ROWS)))
+    states = verified(files)
+    assert (states.rows, states.tokens) == (ROWS, sum(len(ids_of(row)) for row in range(ROWS)))
 
     existing = get_existing_hidden_state_indices(files.hidden_states)
     assert existing == list(range(ROWS))
@@ -79,6 +85,13 @@ def test_good_states_pass_and_are_what_speculators_reads(files):
     item = data[3]
     assert item["input_ids"].tolist() == ids_of(3)
     assert item["hidden_states"].shape == (len(ids_of(3)), 3 * LAYERS.hidden_size)
+
+
+def test_hours_of_reading_are_not_silent(files):
+    verified(files, progress_seconds=0)
+    told = [json.loads(line) for line in (files.folder / "events.jsonl").read_text().splitlines()]
+    assert [(one["rows"], one["of_rows"]) for one in told] == [(row + 1, ROWS) for row in range(ROWS)]
+    assert told[-1]["bytes"] == sum(path.stat().st_size for path in files.states.iterdir())
 
 
 def remove(files):
@@ -158,7 +171,7 @@ def rename_tensor(files):
 def test_a_file_that_would_spoil_training_is_named(files, sabotage, problem):
     sabotage(files)
     with pytest.raises(Failed, match=rf"hs_4\.safetensors: .*{problem}"):
-        verify(files, LAYERS)
+        verified(files)
     assert not path_of(files, 4).exists()
     assert len(list(files.states.glob("*.safetensors"))) >= ROWS - 2
 
@@ -167,7 +180,7 @@ def test_links_of_an_earlier_shuffle_are_found(files):
     order = np.roll(np.arange(ROWS), 1)
     link_rows(files.hidden_states, files.states, [state_name(f"B1/{row}") for row in order])
     with pytest.raises(Failed, match=rf"{ROWS} state files are wrong.* none is removed"):
-        verify(files, LAYERS)
+        verified(files)
     assert len(list(files.states.glob("*.safetensors"))) == ROWS
 
 
@@ -175,7 +188,7 @@ def test_some_links_of_an_earlier_shuffle_cost_no_file(files):
     order = [1, 0, *range(2, ROWS)]
     link_rows(files.hidden_states, files.states, [state_name(f"B1/{row}") for row in order])
     with pytest.raises(Failed, match=r"2 state files are wrong.* none is removed"):
-        verify(files, LAYERS)
+        verified(files)
     assert len(list(files.states.glob("*.safetensors"))) == ROWS
 
 
@@ -183,10 +196,10 @@ def test_a_first_token_that_draws_attention_does_not_make_a_short_row_look_broke
     sink = states(files, 4)
     sink[0] *= 1000
     write(files, 4, states=sink)
-    assert verify(files, LAYERS).rows == ROWS
+    assert verified(files).rows == ROWS
 
 
 def test_a_link_beyond_the_corpus_is_found(files):
     link_rows(files.hidden_states, files.states, [state_name(f"B1/{row}") for row in (*range(ROWS), 0)])
     with pytest.raises(Failed, match=rf"hs_{ROWS}\.safetensors: belongs to no corpus row"):
-        verify(files, LAYERS)
+        verified(files)

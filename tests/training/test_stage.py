@@ -200,7 +200,7 @@ def test_rows_whose_states_belong_to_others_fail_the_training_that_speculators_w
     edition.build()
     monkeypatch.setattr(
         "aerie.training.stage.verify",
-        lambda *_: SimpleNamespace(rows=0, tokens=0, bytes=0),
+        lambda *_, **__: SimpleNamespace(rows=0, tokens=0, bytes=0),
     )
     for row in range(24):
         path = edition.files.hidden_states / f"hs_{row}.safetensors"

@@ -7,13 +7,14 @@ again, and only them.
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_rows
+from aerie.artefacts.corpus import DATASET_FOLDER, CorpusRow, iterate_batches, iterate_rows
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.state_files import SUFFIX, link_path, state_name, state_path
 from aerie.errors import Failed
@@ -21,6 +22,7 @@ from aerie.hidden_states.check import CheckedState, check_state_file
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.hidden_states.magnitudes import MAGNITUDE_BAND as MAGNITUDE_BAND
 from aerie.hidden_states.magnitudes import Magnitude, far_from_others
+from aerie.stages import Events
 
 NAMED_FILES = 20
 ROWS_AT_ONCE = 1024
@@ -45,14 +47,16 @@ class Verified:
     outcome: CheckedState | str
 
 
-def verify(files: EditionFiles, layers: CapturedLayers) -> VerifiedStates:
+def verify(files: EditionFiles, layers: CapturedLayers, events: Events, *, progress_seconds: float) -> VerifiedStates:
     """Verify the hidden states of the edition's corpus; remove those that are wrong, unless most are.
+
+    Every byte is read, which may take hours: how far it is is reported every ``progress_seconds``.
 
     Raises:
         Failed: a file is missing, truncated, corrupted, of other tokens, of another shape, or off in magnitude, or a
             link belongs to no row; the message names the files.
     """
-    rows = list(verify_rows(files, layers))
+    rows = list(_reported(files, verify_rows(files, layers), events, every_seconds=progress_seconds))
     checked = {one.row: one.outcome for one in rows if isinstance(one.outcome, CheckedState)}
     far = far_from_others(
         Magnitude(one.row, one.dataset, one.outcome.rms) for one in rows if isinstance(one.outcome, CheckedState)
@@ -82,6 +86,25 @@ def verify_rows(files: EditionFiles, layers: CapturedLayers) -> Iterator[Verifie
         while chunk := list(islice(rows, ROWS_AT_ONCE)):
             for row, outcome in zip(chunk, pool.map(check, chunk), strict=True):
                 yield Verified(row.row, row.sample_id, row.dataset, outcome)
+
+
+def _reported(
+    files: EditionFiles, rows: Iterator[Verified], events: Events, *, every_seconds: float
+) -> Iterator[Verified]:
+    """The same rows; how many there were is reported meanwhile."""
+    of_rows = sum(batch.num_rows for batch in iterate_batches(files.corpus / DATASET_FOLDER))
+    read_bytes, reported_at = 0, time.monotonic()
+    for done, one in enumerate(rows, start=1):
+        read_bytes += one.outcome.bytes if isinstance(one.outcome, CheckedState) else 0
+        if time.monotonic() - reported_at >= every_seconds:
+            reported_at = time.monotonic()
+            events.progress(
+                f"verified the hidden states of {done} of {of_rows} rows, {read_bytes} bytes",
+                rows=done,
+                of_rows=of_rows,
+                bytes=read_bytes,
+            )
+        yield one
 
 
 def _problem(files: EditionFiles, one: Verified, far: Mapping[int, str]) -> str:

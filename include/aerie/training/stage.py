@@ -158,7 +158,8 @@ def verify_states(request: StageRequest, prepared: Prepared, events: Events) -> 
         proved = prepared.captured.counts["files"]
         events.progress(f"hidden states are streamed: proved on {proved} rows, checked one by one as they are captured")
         return
-    states = verify(request.files, prepared.layers)
+    seconds = request.settings.generation.progress_seconds
+    states = verify(request.files, prepared.layers, events, progress_seconds=seconds)
     events.progress(f"verified the hidden states of {states.rows} rows, {states.tokens} tokens, {states.bytes} bytes")
 
 
