@@ -56,6 +56,19 @@ def test_a_plain_file_that_an_interrupted_run_left_is_stored_as_fp8_instead_of_c
     assert read_states(path).stored == "fp8"
 
 
+def test_what_fp8_cost_is_told_by_a_capture_that_goes_on_behind_its_last_file_and_by_one_of_ranks(captured):
+    _, first = captured.counts["fp8"]
+    assert first["fp8_errors"]["files"] == 12
+    captured.files.manifest("capture").unlink()
+    again = capture(captured.request(hidden_states=FP8), captured.events).manifest.counts
+    assert (again["captured_tokens"], again["fp8_errors"]) == (0, first["fp8_errors"])
+    for rank in (0, 1):
+        capture(captured.request(hidden_states={**FP8, "world_size": 2, "rank": rank}), captured.events)
+    captured.files.manifest("capture").unlink()
+    merged = capture(captured.request(hidden_states={**FP8, "world_size": 2}), captured.events).manifest.counts
+    assert merged["fp8_errors"] == first["fp8_errors"]
+
+
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [({"dtype": "float32"}, "expected bfloat16"), ({"dtype": "bfloat16", "disk_limit_gib": 1}, "are stored plain")],

@@ -4,17 +4,18 @@
 layers, then the last layer before the final norm. ``hs_<row>.safetensors`` beside the folder are relative links, made
 after the shuffle. Imports torch and safetensors only: the hook inside the server writes through this module. Stored as
 fp8, a file has float8 states and ``hidden_states_scales`` float32 [S, 1, 1] as well, as hs_connectors makes and reads
-them.
+them, and in its metadata what that lost.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from aerie.artefacts.files import atomic_path, sync_directory
@@ -24,6 +25,7 @@ from aerie.artefacts.state_names import state_path as state_path
 from aerie.errors import Failed
 
 FP8_SCALES = "hidden_states_scales"
+FP8_ERROR = "fp8_error"
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ def write_states(path: Path, *, token_ids: torch.Tensor, hidden_states: torch.Te
     _write(path, {"token_ids": token_ids.contiguous(), "hidden_states": hidden_states.contiguous()})
 
 
-def compress_states(path: Path, states: StateFile) -> tuple[float, ...]:
-    """Write a file's plain ``states`` anew as fp8; return what is lost, by slot [L].
+def compress_states(path: Path, states: StateFile) -> None:
+    """Write a file's plain ``states`` anew as fp8, and in it what is lost, by slot [L].
 
     That is the norm of the difference over the norm, of the values that a trainer is handed. Needs hs_connectors.
 
@@ -61,16 +63,33 @@ def compress_states(path: Path, states: StateFile) -> tuple[float, ...]:
 
     plain = states.hidden_states
     compressed, scales = quantize_tensor_to_fp8(plain)
-    _write(path, {"token_ids": states.token_ids, "hidden_states": compressed, FP8_SCALES: scales})
     lost = dequantize_fp8_tensor(compressed, scales).float() - plain.float()
     error = lost.norm(dim=(0, 2)) / plain.float().norm(dim=(0, 2))
-    return tuple(error.tolist())
+    _write(
+        path,
+        {"token_ids": states.token_ids, "hidden_states": compressed, FP8_SCALES: scales},
+        {FP8_ERROR: json.dumps(error.tolist())},
+    )
 
 
-def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def read_fp8_error(path: Path) -> tuple[float, ...] | None:
+    """What a state file lost as fp8, by slot [L]; None where it is plain, or does not say, as files of before.
+
+    Raises:
+        Failed: it is missing or cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            written = (file.metadata() or {}).get(FP8_ERROR)
+    except (SafetensorError, OSError) as error:
+        raise Failed(f"{path.name}: cannot be read: {error}") from error
+    return None if written is None else tuple(json.loads(written))
+
+
+def _write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
     try:
         with atomic_path(path) as temporary:
-            save_file(tensors, temporary)
+            save_file(tensors, temporary, metadata)
     except (SafetensorError, OSError) as error:
         raise Failed(f"{path}: cannot be written: {error}") from error
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aerie.artefacts.corpus import CorpusRow
@@ -18,13 +18,12 @@ MEASURED_ROWS = 64
 
 @dataclass
 class CaptureProgress:
-    """What a capture has done so far; ``fp8_errors`` are by row and slot what the files stored as fp8 have lost."""
+    """What a capture has done so far."""
 
     captured_rows: int = 0
     captured_tokens: int = 0
     present_rows: int = 0
     bytes: int = 0
-    fp8_errors: list[tuple[float, ...]] = field(default_factory=list)
     seconds: float = 0.0
     """From the first captured row to the last: the start of a server or a model is not in it."""
 
@@ -111,9 +110,7 @@ class CaptureRecord:
         if self.layers.storage == state.stored:
             return check_state(path, state, row.input_ids, self.layers)
         check_state(path, state, row.input_ids, replace(self.layers, storage="plain"))
-        error = compress_states(path, state)
-        with self._lock:
-            self.progress.fp8_errors.append(error)
+        compress_states(path, state)
         return check_state(path, read_states(path), row.input_ids, self.layers)
 
     def report(self) -> None:

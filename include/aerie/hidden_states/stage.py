@@ -1,6 +1,6 @@
 """The stages ``forecast`` and ``capture``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,15 @@ from aerie.artefacts.corpus import DATASET_FOLDER, iterate_batches, iterate_rows
 from aerie.artefacts.files import fingerprint_of
 from aerie.artefacts.layout import EditionFiles
 from aerie.artefacts.manifest import Manifest, answered_by, describe_output, read_manifest, write_manifest
-from aerie.artefacts.state_files import link_path, link_rows, state_name
-from aerie.artefacts.state_index import INDEX_FILE, iterate_index, shard_index, write_index, write_shard_index
+from aerie.artefacts.state_files import link_path, link_rows, read_fp8_error, state_name
+from aerie.artefacts.state_index import (
+    INDEX_FILE,
+    IndexedState,
+    iterate_index,
+    shard_index,
+    write_index,
+    write_shard_index,
+)
 from aerie.artefacts.state_names import folder_bytes, present_tokens
 from aerie.corpus.boundaries import require_sound_rows
 from aerie.corpus.stage import read_corpus
@@ -190,7 +197,7 @@ def capture(request: StageRequest, events: Events) -> StageResult:
         "captured_tokens": captured.progress.captured_tokens,
         "tokens_per_second": captured.progress.tokens_per_second or measured_before,
         "storage": layers.storage,
-        "fp8_errors": fp8_errors(captured.progress),
+        "fp8_errors": fp8_errors(files, captured.states) if layers.storage == "fp8" else None,
         "parity": vars(parity) if parity else None,
         "last_slot": vars(last_slot),
     }
@@ -278,12 +285,18 @@ def _changed_states(files: EditionFiles) -> bool:
     return False
 
 
-def fp8_errors(progress: CaptureProgress) -> dict[str, list[float]] | None:
-    """Mean and largest relative error by slot [L] of the files that were stored as fp8, None where none was."""
-    if not progress.fp8_errors:
+def fp8_errors(files: EditionFiles, states: Iterable[IndexedState]) -> dict[str, Any] | None:
+    """Mean and largest relative error by slot [L] of the ``files`` that say what they lost, None where none does."""
+    read = (read_fp8_error(files.hidden_states / state.file) for state in states)
+    errors = [error for error in read if error is not None]
+    if not errors:
         return None
-    by_slot = list(zip(*progress.fp8_errors, strict=True))
-    return {"mean": [sum(slot) / len(slot) for slot in by_slot], "maximum": [max(slot) for slot in by_slot]}
+    by_slot = list(zip(*errors, strict=True))
+    return {
+        "files": len(errors),
+        "mean": [sum(slot) / len(slot) for slot in by_slot],
+        "maximum": [max(slot) for slot in by_slot],
+    }
 
 
 def _require_forecast(request: StageRequest, corpus: Manifest, layers: CapturedLayers) -> None:
