@@ -1,7 +1,8 @@
 """Capture through a real SGLang server, as the pipeline starts it, against transformers and a naive forward pass."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,8 +17,10 @@ from aerie.hidden_states.stage import capture, forecast
 from aerie.hidden_states.verify import verify
 from aerie.serving.client import status, stop
 
+from . import naive_deepseek, naive_llama
 from .conftest import Edition, random_rows
-from .naive_llama import residual_streams
+
+StreamsOf = Callable[[Path, list[int]], torch.Tensor]
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +60,26 @@ def require_equal_to_transformers(served: Edition, rows: list[list[int]]) -> Non
     assert max(largest_difference(ours[name], theirs[name]) for name in ours) < TOLERANCE
 
 
-def retracted(url: str, served: Edition, rows: list[list[int]]) -> int:
+def require_equal_to_a_naive_pass(served: Edition, rows: list[list[int]], streams_of: StreamsOf) -> None:
+    """Compare every file with a float32 pass that is written out in the tests."""
+    layers = resolve_layers(served.request().settings)
+    wanted = [*layers.auxiliary, layers.decoder_layers]
+    for number, row in enumerate(rows):
+        naive = streams_of(served.verifier, row)[wanted].transpose(0, 1)
+        ours = read_states(state_path(served.states, f"B1%2F{number}")).hidden_states
+        assert largest_difference(ours, naive) < TOLERANCE
+
+
+def require_the_same_when_retracted(served: Edition, rows: list[list[int]]) -> None:
+    """Capture rows again while requests decode beside them and are retracted, and compare the files of both."""
+    assert retracted(status(served.request().server_folder).url, rows) > 0
+    for number, row in enumerate(rows):
+        once, twice = (state_path(served.states, name) for name in (f"B1%2F{number}", f"again-{number}"))
+        assert read_states(twice).token_ids.tolist() == row
+        assert largest_difference(read_states(twice).hidden_states, read_states(once).hidden_states) < TOLERANCE
+
+
+def retracted(url: str, rows: list[list[int]]) -> int:
     """Capture rows again under other names, generating so that the server retracts; return how often it did."""
 
     def ask(number: int) -> int:
@@ -79,7 +101,9 @@ def test_states_of_a_latent_attention_model_with_experts_equal_transformers(serv
     forecast(served.request(), served.events)
     parity = capture(served.request(hidden_states={"parity_rows": len(rows)}), served.events).manifest.counts["parity"]
     assert parity["maximum_relative"] < TOLERANCE, parity
+    require_equal_to_a_naive_pass(served, rows, naive_deepseek.residual_streams)
     require_equal_to_transformers(served, rows)
+    require_the_same_when_retracted(served, rows[:8])
 
 
 def test_states_of_chunked_mixed_and_retracted_prefills_equal_transformers_and_only_what_is_wrong_is_made_again(served):
@@ -95,11 +119,7 @@ def test_states_of_chunked_mixed_and_retracted_prefills_equal_transformers_and_o
 
     layers = resolve_layers(request.settings)
     assert layers.auxiliary == (2, 4, 5)
-    wanted = [*layers.auxiliary, layers.decoder_layers]
-    for number, row in enumerate(rows):
-        naive = residual_streams(served.verifier, row)[wanted].transpose(0, 1)
-        ours = read_states(state_path(served.states, f"B1%2F{number}")).hidden_states
-        assert largest_difference(ours, naive) < TOLERANCE
+    require_equal_to_a_naive_pass(served, rows, naive_llama.residual_streams)
     require_equal_to_transformers(served, rows)
 
     assert verify(served.files, layers, served.events, progress_seconds=60).rows == len(rows)
@@ -118,9 +138,4 @@ def test_states_of_chunked_mixed_and_retracted_prefills_equal_transformers_and_o
     assert any(message.startswith("captured 2 rows") for message in served.progress())
     assert status(request.server_folder).launch_token == lease.launch_token
 
-    again = rows[:8]
-    assert retracted(lease.url, served, again) > 0
-    for number in range(len(again)):
-        once, twice = (state_path(served.states, name) for name in (f"B1%2F{number}", f"again-{number}"))
-        assert read_states(twice).token_ids.tolist() == again[number]
-        assert largest_difference(read_states(twice).hidden_states, read_states(once).hidden_states) < TOLERANCE
+    require_the_same_when_retracted(served, rows[:8])
