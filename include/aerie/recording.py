@@ -86,6 +86,7 @@ def _record_drafter(connection: Connection, request: StageRequest, result: Stage
         state={"export": "exported", "benchmark": "accepted", "publish": "published"}[result.stage],
         training=counts if result.stage == "export" else None,
         benchmark=counts if result.stage == "benchmark" else None,
+        published_at=result.manifest.finished_at if result.stage == "publish" else None,
     )
 
 

@@ -128,6 +128,15 @@ def test_a_drafter_lower_than_the_one_in_production_fails():
     assert failed(gates(2.5, production=before, share=0)) == []
 
 
+@pytest.mark.parametrize("share", [1.0, 0])
+def test_a_drafter_in_production_that_cannot_be_measured_fails_the_gate_and_the_way_out_is_named(share):
+    found = gates(production=Production("it is no longer at /published/main-before", "main-before"), share=share)
+    assert failed(found) == (["against the drafter in production"] if share else [])
+    if share:
+        with pytest.raises(Failed, match=r"main-before is in production, but .*minimum_share_of_production to 0"):
+            require_gates(found, evaluate(HEALTHY))
+
+
 def test_a_drafter_that_changes_the_output_fails():
     from aerie.benchmark.losslessness import Parting
 
@@ -135,11 +144,11 @@ def test_a_drafter_that_changes_the_output_fails():
     assert failed(gates(3.0, partings=changed)) == ["lossless"]
 
 
-def row(drafter_id, *, state="published", length=2.6, **benchmark):
+def row(drafter_id, *, uri="file:///no/such/folder", length=2.6, **benchmark):
     known = {
         "verifier": "v", "measured_as": "prompts", "drafter_fingerprint": drafter_id, "acceptance_length": length,
     }  # fmt: skip
-    return {"drafter_id": drafter_id, "state": state, "benchmark": {**known, **benchmark}}
+    return {"drafter_id": drafter_id, "uri": uri, "benchmark": {**known, **benchmark}}
 
 
 @pytest.mark.parametrize(
@@ -147,10 +156,9 @@ def row(drafter_id, *, state="published", length=2.6, **benchmark):
     [
         ([], None, None),
         ([row("new"), row("old", length=2.2)], "new", 2.6),
-        ([row("new", state="accepted"), row("old", length=2.2)], "old", 2.2),
         ([row("new", verifier="another"), row("old", length=2.2)], "old", 2.2),
         ([row("mine"), row("old", length=2.2)], None, None),  # measured again, it is not compared with itself
-        ([{"drafter_id": "new", "state": "published", "benchmark": {}}], None, None),
+        ([{"drafter_id": "new", "uri": "file:///new", "benchmark": {}}], None, None),
         ([row("new", measured_as="other prompts")], "new", None),  # its folder is gone
     ],
 )
@@ -162,12 +170,20 @@ def test_in_production_is_what_was_published_last_for_this_verifier(tmp_path, ro
 
 
 def test_a_drafter_in_production_whose_figure_is_of_other_prompts_is_measured_again(tmp_path):
-    (tmp_path / "new").mkdir()
-    found = drafter_in_production(
-        [row("new", measured_as="other prompts")],
-        verifier="v", drafter_fingerprint="mine", measured_as="prompts", published=tmp_path,
-    )  # fmt: skip
-    assert (found.drafter_id, found.acceptance_length, found.folder) == ("new", None, tmp_path / "new")
+    there, here = tmp_path / "there" / "new", tmp_path / "here" / "new"
+
+    def found():
+        return drafter_in_production(
+            [row("new", uri=there.as_uri(), measured_as="other prompts")],
+            verifier="v", drafter_fingerprint="mine", measured_as="prompts", published=here.parent,
+        )  # fmt: skip
+
+    assert (found().drafter_id, found().folder) == ("new", None)
+    assert str(there) in found().said and str(here) in found().said
+    here.mkdir(parents=True)
+    assert (found().drafter_id, found().acceptance_length, found().folder) == ("new", None, here)
+    there.mkdir(parents=True)
+    assert found().folder == there, "where it was published to, and not where this configuration publishes"
 
 
 def tried(steps, speed, length, *, different=0):

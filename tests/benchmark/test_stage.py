@@ -383,7 +383,7 @@ def test_the_served_length_stands_beside_what_validation_promised_with_targets_o
 def published(bench, **benchmark):
     counts = stage.benchmark(bench.request(), bench.events).manifest.counts
     return {
-        "state": "published", "drafter_id": "main-before",
+        "drafter_id": "main-before", "uri": (bench.root / "before" / "main-before").as_uri(),
         "benchmark": {
             **{name: counts[name] for name in ("verifier", "measured_as", "acceptance_length")},
             "drafter_fingerprint": "before", **benchmark,
@@ -392,7 +392,7 @@ def published(bench, **benchmark):
 
 
 def test_a_drafter_worse_than_the_one_in_production_fails_on_the_same_prompts(bench):
-    bench.drafters = [{**published(bench), "state": "exported"}, published(bench, acceptance_length=2.6)]
+    bench.drafters = [published(bench, acceptance_length=2.6)]
     with pytest.raises(Failed, match=r"2\.500 is 96\.2% of the 2\.600 of main-before on the same prompts"):
         stage.benchmark(bench.request(force=True), bench.events)
     stage.benchmark(bench.request(force=True, minimum_share_of_production=0.9), bench.events)
@@ -400,8 +400,10 @@ def test_a_drafter_worse_than_the_one_in_production_fails_on_the_same_prompts(be
 
 def test_the_drafter_in_production_is_measured_where_its_figure_is_of_other_prompts(bench):
     bench.drafters = [published(bench, acceptance_length=9.0, measured_as="other prompts")]
-    (bench.root / "published" / "main-before").mkdir(parents=True)
-    (bench.root / "published" / "main-before" / "config.json").write_text("{}")
+    with pytest.raises(Failed, match=r"main-before is in production, but it is no longer at .*, to be measured"):
+        stage.benchmark(bench.request(force=True), bench.events)
+    (bench.root / "before" / "main-before").mkdir(parents=True)
+    (bench.root / "before" / "main-before" / "config.json").write_text("{}")
     bench.started.clear()
     results = stage.benchmark(bench.request(force=True), bench.events).manifest.counts
     assert bench.started == ["untrained", "trained", "production", "without"]

@@ -6,16 +6,17 @@ import pytest
 from alembic import command
 
 from aerie.artefacts.manifest import write_manifest
+from aerie.benchmark.production import drafter_in_production, published_drafters
 from aerie.pipeline import RunParameters, stage_request
 from aerie.recording import record_event, record_result
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import load_settings
 from aerie.stages import StageResult
 from aerie.store import migrate
-from aerie.store.connection import connected
+from aerie.store.connection import connected, transaction
 from aerie.store.queries.benchmarks import list_benchmarks, record_benchmark
 from aerie.store.queries.decisions import list_decisions, record_decision
-from aerie.store.queries.drafters import list_drafters
+from aerie.store.queries.drafters import list_drafters, list_published, record_drafter
 from aerie.store.queries.manifests import record_manifest
 
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
@@ -152,3 +153,85 @@ def test_a_drafter_that_failed_its_gates_is_kept_with_their_verdict_until_a_late
     record_event(connection, "benchmark", request, rejection(NOON + timedelta(hours=2)))
     (drafter,) = list_drafters(connection)
     assert (drafter["state"], drafter["uri"]) == ("published", "file:///published/it")
+
+
+def recorded(connection, tmp_path, edition, stage, *, manifest=None, length=3.0):
+    """One stage of an edition's drafter, recorded as its task does; a manifest that is given was reused."""
+    settings = load_settings(PROJECT_ROOT / "demo" / "config.yaml")
+    request = stage_request(settings, RunParameters(edition=edition), run_id="run 1")
+    fingerprint = f"{edition}-of-twelve-and-more"
+    counts = {
+        "drafter_fingerprint": fingerprint, "verifier": "v", "measured_as": "prompts", "acceptance_length": length,
+        "settings": {"concurrency": 8}, "by_concurrency": [],
+    }  # fmt: skip
+    manifest = manifest or write_manifest(
+        tmp_path / "m.json", stage=stage, edition=edition, dataset=None,
+        fingerprint=fingerprint if stage == "export" else stage, inputs=[], outputs=[], counts=counts,
+    )  # fmt: skip
+    data = {"drafter_fingerprint": fingerprint}
+    if stage == "publish":
+        data["uri"] = f"file:///published/{edition}"
+    record_result(connection, request, StageResult(stage=stage, reused=True, manifest=manifest, data=data))
+    return manifest
+
+
+def in_production(tmp_path):
+    found = drafter_in_production(
+        published_drafters(), verifier="v", drafter_fingerprint="c", measured_as="prompts", published=tmp_path
+    )
+    return found.drafter_id, found.acceptance_length
+
+
+@pytest.mark.parametrize("again", ["export", "benchmark", "publish"])
+def test_the_drafter_in_production_is_the_one_published_last_whatever_is_recorded_of_an_older_one_after(
+    connection, database_url, monkeypatch, tmp_path, again
+):
+    monkeypatch.setenv("AERIE_DATABASE_URL", database_url)
+    first = {}
+    for edition, length in (("a", 3.0), ("b", 3.2)):
+        for stage in ("export", "benchmark", "publish"):
+            manifest = recorded(connection, tmp_path, edition, stage, length=length)
+            first.setdefault(stage, manifest)
+    recorded(connection, tmp_path, "a", again, manifest=first[again])
+    recorded(connection, tmp_path, "c", "benchmark", length=3.4)
+    assert in_production(tmp_path) == ("b-b-of-twelve-", 3.2)
+
+
+def test_a_drafter_that_is_published_again_is_in_production_again(connection, database_url, monkeypatch, tmp_path):
+    monkeypatch.setenv("AERIE_DATABASE_URL", database_url)
+    for edition, length in (("a", 3.0), ("b", 3.2)):
+        for stage in ("benchmark", "publish"):
+            recorded(connection, tmp_path, edition, stage, length=length)
+    recorded(connection, tmp_path, "a", "publish")
+    assert in_production(tmp_path) == ("a-a-of-twelve-", 3.0)
+
+
+def test_drafters_of_a_store_without_times_of_publication_have_them_from_their_manifests(
+    empty_database_url, monkeypatch, tmp_path
+):
+    upgrade = command.upgrade
+    monkeypatch.setattr(command, "upgrade", lambda config, revision: upgrade(config, "0008"))
+    migrate.migrate(empty_database_url)
+    monkeypatch.setattr(command, "upgrade", upgrade)
+    with connected(empty_database_url) as connection:
+        with transaction(connection) as cursor:
+            states = {"b-b-of-twelve-": "published", "a-a-of-twelve-": "published", "d": "published", "c": "accepted"}
+            for drafter, state in states.items():
+                cursor.execute(
+                    "INSERT INTO drafters (drafter_id, edition, uri, state, updated_at) VALUES (%s, %s, '', %s, now())",
+                    (drafter, drafter[0], state),
+                )
+        for edition in "ab":
+            manifest = write_manifest(
+                tmp_path / "m.json", stage="publish", edition=edition, dataset=None, fingerprint="f", inputs=[],
+                outputs=[], counts={"drafter_fingerprint": f"{edition}-of-twelve-and-more"},
+            )  # fmt: skip
+            record_manifest(connection, manifest, "run 1")
+    migrate.migrate(empty_database_url)
+    with connected(empty_database_url) as connection:
+        record_drafter(connection, drafter_id="c", edition="c", uri="", state="accepted")
+        rows = {row["drafter_id"]: row for row in list_drafters(connection)}
+        assert [row["edition"] for row in list_published(connection)] == ["b", "a", "d"]
+    assert rows["c"]["published_at"] is None
+    assert rows["b-b-of-twelve-"]["published_at"] == manifest.finished_at
+    assert rows["d"]["published_at"] == rows["d"]["updated_at"], "all that is known of it"

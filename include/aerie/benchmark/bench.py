@@ -206,7 +206,9 @@ class Bench:
             return found
         served = Served(found.folder.resolve(), self.asked.drafting)
         wanted = self._wanted("production", served, self.held, self.asked.concurrency[0])
-        return replace(found, acceptance_length=pooled(self._measure(served, [wanted])[0].runs.values()))
+        length = pooled(self._measure(served, [wanted])[0].runs.values())
+        said = "each of its answers here was one token long" if length is None else found.said
+        return replace(found, acceptance_length=length, said=said)
 
     def _untrained(self) -> Measurement:
         held = [one.first(max(1, len(one.prompts) // UNTRAINED_SHARE)) for one in self.held]

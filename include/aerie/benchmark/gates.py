@@ -61,8 +61,16 @@ def _against_production(length: float, production: Production, minimum_share: fl
     name = "against the drafter in production"
     if minimum_share == 0:
         return Gate(name, "not judged", "benchmark.minimum_share_of_production is 0")
-    if production.acceptance_length is None:
+    if production.drafter_id is None:
         return Gate(name, "not judged", production.said)
+    if production.acceptance_length is None:
+        return Gate(
+            name,
+            "failed",
+            f"{production.drafter_id} is in production, but {production.said}: whether this drafter is at least as "
+            "good cannot be told. Bring it back there, or publish it again; to publish without the comparison, set "
+            "benchmark.minimum_share_of_production to 0",
+        )
     share = length / production.acceptance_length
     return Gate(
         name,

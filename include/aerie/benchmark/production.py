@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.artefacts.manifest import path_of
 from aerie.settings.machine import database_url
 from aerie.store.connection import connected
-from aerie.store.queries.drafters import list_drafters
+from aerie.store.queries.drafters import list_published
 from aerie.store.queries.rows import Row
-
-PUBLISHED = "published"
 
 
 @dataclass(frozen=True)
@@ -18,6 +17,7 @@ class Production:
     """How well the drafter in production drafts these prompts; without one, ``said`` tells why.
 
     ``folder`` is where it was published, to measure it here: None where its acceptance length is known, or cannot be.
+    With a ``drafter_id`` and no acceptance length it is there, and what it drafts cannot be told: ``said`` tells why.
     """
 
     said: str
@@ -32,14 +32,15 @@ def drafter_in_production(
     """Which drafter is in production, and its acceptance length if it was measured as this one is.
 
     Args:
-        drafters: rows of the registry, published last first.
+        drafters: published ones of the registry, published last first.
         verifier: identity of the verifier that it must be for.
         drafter_fingerprint: of the export that is being measured.
         measured_as: what its benchmark must have depended on for its figure to count here: prompts, settings, server.
-        published: folder of published drafters.
+        published: folder of published drafters, for one that is not where the registry says: a disk may be mounted
+            elsewhere here.
     """
     for row in drafters:
-        if row["state"] != PUBLISHED or (row["benchmark"] or {}).get("verifier") != verifier:
+        if (row["benchmark"] or {}).get("verifier") != verifier:
             continue
         if row["benchmark"]["drafter_fingerprint"] == drafter_fingerprint:
             return Production("it is the one in production")
@@ -47,20 +48,21 @@ def drafter_in_production(
         if row["benchmark"]["measured_as"] == measured_as:
             length = float(row["benchmark"]["acceptance_length"])
             return Production("as measured before it was published", found, length)
-        folder = published / found
-        if not folder.is_dir():
-            return Production(f"{found} is no longer at {folder}, to be measured on these prompts", found)
+        places = dict.fromkeys((path_of(row["uri"]), published / found))
+        folder = next((place for place in places if place.is_dir()), None)
+        if folder is None:
+            looked = " or ".join(map(str, places))
+            return Production(f"it is no longer at {looked}, to be measured on these prompts", found)
         return Production("measured now", found, folder=folder)
     return Production("no drafter was published for this verifier")
 
 
 def published_drafters() -> list[Row]:
-    """Rows of the registry, published last first.
+    """Published drafters of the registry, published last first.
 
     Raises:
         BadInput: the stage runs without a database.
         Retryable: it cannot be reached.
     """
     with connected(database_url(), application="aerie benchmark") as connection:
-        rows = list_drafters(connection)
-    return sorted(rows, key=lambda row: row["updated_at"], reverse=True)
+        return list_published(connection)

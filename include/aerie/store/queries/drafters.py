@@ -1,6 +1,7 @@
 """The registry of drafters."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from psycopg2.extras import Json
@@ -21,18 +22,20 @@ def record_drafter(
     state: str,
     training: Mapping[str, Any] | None = None,
     benchmark: Mapping[str, Any] | None = None,
+    published_at: datetime | None = None,
 ) -> None:
     """Record a drafter, or what is newly known of it; results that are None are left as they are.
 
     It goes from exported to accepted, or rejected, to published. Exporting or measuring it again takes nothing back of
-    that, but for the judgement of its benchmark, of which the latest holds.
+    that, but for the judgement of its benchmark, of which the latest holds. ``published_at`` is when it was copied to
+    its destination, and belongs to the state ``published``: the latest holds, whatever is recorded of it after.
     """
     with transaction(connection) as cursor:
         cursor.execute(
             """
-            INSERT INTO drafters AS known (drafter_id, edition, uri, state, training, benchmark)
+            INSERT INTO drafters AS known (drafter_id, edition, uri, state, training, benchmark, published_at)
             VALUES (%(drafter_id)s, %(edition)s, %(uri)s, %(state)s,
-                    coalesce(%(training)s::jsonb, '{}'), coalesce(%(benchmark)s::jsonb, '{}'))
+                    coalesce(%(training)s::jsonb, '{}'), coalesce(%(benchmark)s::jsonb, '{}'), %(published_at)s)
             ON CONFLICT (drafter_id) DO UPDATE SET
                 (state, uri) = (
                     SELECT newest.state, newest.uri
@@ -41,6 +44,7 @@ def record_drafter(
                     ORDER BY (%(ranks)s::jsonb ->> newest.state)::int DESC, preference LIMIT 1
                 ),
                 updated_at = now(),
+                published_at = greatest(EXCLUDED.published_at, known.published_at),
                 training = coalesce(%(training)s::jsonb, known.training),
                 benchmark = coalesce(%(benchmark)s::jsonb, known.benchmark)
             """,
@@ -52,6 +56,7 @@ def record_drafter(
                 "ranks": Json(RANKS),
                 "training": None if training is None else Json(training),
                 "benchmark": None if benchmark is None else Json(benchmark),
+                "published_at": published_at,
             },
         )
 
@@ -63,6 +68,13 @@ def list_drafters(connection: Connection, *, edition: str | None = None) -> list
             "SELECT * FROM drafters WHERE %(edition)s IS NULL OR edition = %(edition)s ORDER BY created_at DESC",
             {"edition": edition},
         )
+        return list(as_mappings(cursor))
+
+
+def list_published(connection: Connection) -> list[Row]:
+    """Published drafters, published last first."""
+    with transaction(connection) as cursor:
+        cursor.execute("SELECT * FROM drafters WHERE state = 'published' ORDER BY published_at DESC NULLS LAST")
         return list(as_mappings(cursor))
 
 
