@@ -36,7 +36,10 @@ def test_a_tie_is_two_tokens_within_a_twentieth_of_a_nat_of_the_likeliest(own, o
         ([], False, Share(0, 32), "identical"),
         ([parting()], True, None, "changed"),  # a tie is no excuse in float32
         ([parting()], False, Share(1, 32), "ties"),
-        ([parting()], False, Share(0, 32), "ties"),  # one of 32 where there was none is chance
+        ([parting()], False, Share(0, 32), "changed"),  # one more is more often, by chance or not
+        ([parting()], False, Share(1, 33), "changed"),
+        ([parting()] * 2, False, Share(3, 48), "ties"),  # the same share of another number
+        ([parting()], False, None, "changed"),  # nobody counted the verifier's own
         ([parting()] * 12, False, Share(1, 32), "changed"),
         ([parting()] * 12, False, Share(12, 32), "ties"),
         ([parting(), parting(other=4)], False, Share(12, 32), "changed"),  # one that no tie explains is enough
@@ -52,4 +55,10 @@ def test_the_verdict_says_where_and_by_how_much():
     furthest = "2 of them without a tie, the furthest at token 5 of sample a (B1): tokens (7, 4), 2.500 nats apart"
     assert furthest in said
     said = judge([parting()] * 12, compared=32, exact=False, between_batch_sizes=Share(1, 32)).said
-    assert "12 of 32" in said and "1 of 32" in said
+    assert "12 of 32" in said and "1 of 32" in said and "chance alone would show so many in 0.00058" in said
+
+
+def test_a_drafter_that_parts_six_times_as_often_as_the_verifier_itself_is_not_taken_for_chance():
+    judged = judge([parting()] * 20, compared=96, exact=False, between_batch_sizes=Share(1, 32))
+    assert judged.verdict == "changed"
+    assert "20 of 96" in judged.said and "(1 of 32)" in judged.said and "in 0.013 of such" in judged.said

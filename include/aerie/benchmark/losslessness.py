@@ -7,6 +7,7 @@ than the verifier's own outputs part between batches of 1 and of 8.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import comb, inf
 from typing import Any, Literal
 
@@ -17,9 +18,6 @@ TIE_NATS = 0.05
 
 BATCH_SIZES = (1, 8)
 """Between these the verifier's own outputs are compared, where they may part at all."""
-
-CHANCE = 0.01
-"""Parting more often counts where chance alone would show as much in fewer cases than this."""
 
 Verdict = Literal["identical", "ties", "changed"]
 
@@ -60,6 +58,11 @@ class Share:
 
     parted: int
     compared: int
+
+    @property
+    def share(self) -> Fraction:
+        """The share that parted."""
+        return Fraction(self.parted, self.compared)
 
     @property
     def said(self) -> str:
@@ -123,9 +126,16 @@ def judge(
         apart = "at least one of the two is not among the most likely" if gap is None else f"{gap:.3f} nats apart"
         number = f"{len(untied)} of them without a tie, the furthest"
         return say("changed", f"{parted}, {number} {_where(furthest)}: tokens {furthest.tokens}, {apart}")
-    if between_batch_sizes is None or _more_often(outputs, between_batch_sizes):
-        own = "not known" if between_batch_sizes is None else between_batch_sizes.said
-        return say("changed", f"{parted}, all at ties, but more often than between batches of 1 and 8 without: {own}")
+    if between_batch_sizes is None:
+        return say("changed", f"{parted}, all at ties, and how often they part without it is not known")
+    if outputs.share > between_batch_sizes.share:
+        chance = _chance_of_so_many(outputs, between_batch_sizes)
+        return say(
+            "changed",
+            f"{parted}, all at ties, but more often than between batches of 1 and 8 without it "
+            f"({between_batch_sizes.said}); were both as likely to part, chance alone would show so many in "
+            f"{chance:.2g} of such comparisons",
+        )
     return say(
         "ties",
         f"{parted}, each where two tokens are within {TIE_NATS:g} nats, and no more often than between batches of 1 "
@@ -138,11 +148,9 @@ def _where(parting: Parting) -> str:
     return f"at token {one.position} of sample {one.sample_id} ({one.dataset})"
 
 
-def _more_often(left: Share, right: Share) -> bool:
-    """Whether ``left`` parted more often than ``right`` by more than chance: Fisher's exact test, one-sided."""
+def _chance_of_so_many(left: Share, right: Share) -> float:
+    """How likely ``left`` parts so often or more, were it as likely to part as ``right``: Fisher's exact test."""
     parted, compared = left.parted + right.parted, left.compared + right.compared
-    if left.parted * right.compared <= right.parted * left.compared:
-        return False
     as_many = range(left.parted, min(parted, left.compared) + 1)
     ways = sum(comb(left.compared, k) * comb(right.compared, parted - k) for k in as_many)
-    return ways < CHANCE * comb(compared, parted)
+    return ways / comb(compared, parted)
