@@ -1,6 +1,7 @@
 """Streaming under a disk limit: what the trainer reads, what lies on the disk, and how either end tells the other."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from aerie.training.checkpoints import BatchPlan
 from aerie.training.stream_order import StreamOrder
 from aerie.training.streamed_states import StreamedStates, save_where_states_end
 from aerie.training.streaming import StateStream, StreamPlan
+from aerie.training.trainer_process import run_trainer
 
 LAYERS = CapturedLayers(auxiliary=(2, 4, 5), decoder_layers=8, hidden_size=8, dtype="float32")
 SEQUENCE = 64
@@ -236,3 +238,58 @@ def test_rows_by_position_are_those_of_the_corpus_in_order(corpus):
         assert (found.sample_id, found.split) == (row.sample_id, row.split)
         assert np.array_equal(found.input_ids, row.input_ids)
         assert np.array_equal(found.loss_mask, row.loss_mask)
+
+
+HANGS_AFTER_SOME_ROWS = """
+import sys, time
+from pathlib import Path
+for name in sys.argv[1:]:
+    while not Path(name).exists():
+        time.sleep(0.02)
+    Path(name).unlink()
+def hangs_by_itself():
+    print("took its rows", flush=True)
+    time.sleep(600)
+hangs_by_itself()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_trainer_that_hangs_over_streamed_states_is_ended_and_the_capture_does_not_wait_for_it_for_ever(
+    corpus, tmp_path
+):
+    order = plan(corpus).order.uses(None)
+    rows = [str(link_path(corpus.files.hidden_states, next(order).row)) for _ in range(5)]
+    log = tmp_path / "train.log"
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        with (
+            pytest.raises(Failed, match=r"made no step for .*training\.stall_minutes") as raised,
+            StateStream(plan(corpus), Server(corpus), lambda _: None) as stream,
+        ):
+            run_trainer(
+                [sys.executable, "-c", HANGS_AFTER_SOME_ROWS, *rows],
+                log=log, lock=lock, on_step=lambda _: None, on_validation=lambda _: None, stall_seconds=1.0,
+                fed_since=lambda: stream.waiting_since if b"took its rows" in log.read_bytes() else None,
+            )  # fmt: skip
+    finally:
+        os.close(lock)
+    assert "in hangs_by_itself" in str(raised.value)
+    assert stream.failure is None and stream.so_far.rows >= 5
+
+
+def test_while_rows_are_captured_that_the_trainer_may_wait_for_the_capture_does_not_say_that_it_waits(corpus):
+    server, seen = Server(corpus), []
+
+    def capture(rows, taken):
+        def watched(row, checked):
+            seen.append(stream.waiting_since)
+            taken(row, checked)
+
+        server(rows, watched)
+
+    with StateStream(plan(corpus), capture, lambda _: None) as stream:
+        read_everything(corpus, StreamedStates(corpus.files.hidden_states), workers=1)
+        stream._thread.join(60)
+        assert stream.waiting_since is not None, "all was captured: what is left is the trainer's own time"
+    assert len(seen) == EPOCHS * ROWS and set(seen) == {None}

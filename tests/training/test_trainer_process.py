@@ -28,7 +28,7 @@ for step in range(2):
 """
 
 
-def trained(script, tmp_path, stall_seconds):
+def trained(script, tmp_path, stall_seconds, fed_since=None):
     steps = []
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     try:
@@ -39,6 +39,7 @@ def trained(script, tmp_path, stall_seconds):
             on_step=lambda step: steps.append(time.monotonic()),
             on_validation=lambda metrics: None,
             stall_seconds=stall_seconds,
+            fed_since=fed_since,
         )
     finally:
         os.close(lock)
@@ -57,6 +58,21 @@ def test_a_trainer_that_makes_no_step_is_ended_with_its_workers_and_says_where_i
 
 
 def test_every_step_counts_as_progress(tmp_path):
-    report, steps = trained(WORKS, tmp_path, stall_seconds=None)
+    report, steps = trained(WORKS, tmp_path, stall_seconds=600)
     assert report.exit_code == 0
     assert steps[0] < report.progressed_at <= steps[1]
+
+
+@pytest.mark.timeout(120)
+def test_a_trainer_that_waits_for_states_that_are_not_made_yet_does_not_count_as_hung(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_process, "ABORT_SECONDS", 1.0)
+    asked = []
+
+    def fed_since():
+        asked.append(time.monotonic())
+        return None if len(asked) < 20 else asked[19]
+
+    with pytest.raises(Failed, match="made no step"):
+        trained(HANGS, tmp_path, stall_seconds=1.0, fed_since=fed_since)
+    assert len(asked) > 20, "it was ended while it waited"
+    assert asked[-1] - asked[19] > 0.5, "the time before counted"

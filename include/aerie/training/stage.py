@@ -69,7 +69,7 @@ from aerie.training.stream_order import VALIDATION_SEED, StreamOrder
 from aerie.training.streamed_run import StreamedTraining, streamed_states, trainer_gpus, visible_gpus
 from aerie.training.streaming import StreamedSoFar
 from aerie.training.trainer_log import Step, validated_epochs
-from aerie.training.trainer_process import TrainerReport, exclusive, run_trainer
+from aerie.training.trainer_process import FedSince, TrainerReport, exclusive, run_trainer
 from aerie.training.verifier_stub import write_verifier_stub
 
 TRAINING_VERSION = 2
@@ -386,7 +386,7 @@ def run(request: StageRequest, prepared: Prepared, events: Events, lock: int) ->
     """
     trainer, streamed = prepared.trainer, None
     if not trainer.streamed:
-        report = run_on(request, prepared, events, lock, gpus=None)
+        report = run_on(request, prepared, events, lock, gpus=None, fed_since=None)
     else:
         gpus = trainer_gpus(request, visible=visible_gpus())
         training = StreamedTraining(
@@ -397,7 +397,7 @@ def run(request: StageRequest, prepared: Prepared, events: Events, lock: int) ->
             after=latest_progress(trainer.checkpoints),
         )
         with streamed_states(request, training, events) as stream:
-            report = run_on(request, prepared, events, lock, gpus=gpus)
+            report = run_on(request, prepared, events, lock, gpus=gpus, fed_since=lambda: stream.waiting_since)
             if stream.failure is not None:
                 raise stream.failure
         streamed = stream.so_far
@@ -405,11 +405,22 @@ def run(request: StageRequest, prepared: Prepared, events: Events, lock: int) ->
     return streamed
 
 
-def run_on(request: StageRequest, prepared: Prepared, events: Events, lock: int, *, gpus: str | None) -> TrainerReport:
+def run_on(
+    request: StageRequest,
+    prepared: Prepared,
+    events: Events,
+    lock: int,
+    *,
+    gpus: str | None,
+    fed_since: FedSince | None,
+) -> TrainerReport:
     """Run the trainer once, on ``gpus`` alone if given, and return what it said.
 
+    Where states are streamed to it, ``fed_since`` keeps the time in which it waits for the capture, which gives up by
+    itself, from counting as the trainer's.
+
     Raises:
-        Failed: a step says that what it trains on is wrong; what the trainer saved then is removed.
+        Failed: a step says that what it trains on is wrong, or it hangs; what the trainer saved then is removed.
         Retryable: this process was told to end.
     """
     settings, trainer = request.settings.training, prepared.trainer
@@ -421,8 +432,8 @@ def run_on(request: StageRequest, prepared: Prepared, events: Events, lock: int,
             lock=lock,
             on_step=progress.step,
             on_validation=progress.validation,
-            # A streamed training waits for the capture, which gives up by itself.
-            stall_seconds=None if trainer.streamed else settings.stall_minutes * 60,
+            stall_seconds=settings.stall_minutes * 60,
+            fed_since=fed_since,
             gpus=gpus,
         )
     except Failed:

@@ -68,7 +68,9 @@ class StateStream:
     A chunk is begun when the limit has room for all of it beside what is unread: at most half of the limit is being
     captured, and what requests of an earlier, killed stream still write is at most as much.
 
-    ``failure`` is why it ended early, which the trainer is told as well: it saves its state and ends.
+    ``failure`` is why it ended early, which the trainer is told as well: it saves its state and ends. ``waiting_since``
+    is since when (monotonic seconds) the trainer has all that there is room for, or no more will come; None while rows
+    are captured that it may wait for.
     """
 
     def __init__(self, plan: StreamPlan, capture: CaptureRows, report: Callable[[StreamedSoFar], None]) -> None:
@@ -81,6 +83,7 @@ class StateStream:
         self._thread = threading.Thread(target=self._run, name="state-stream", daemon=True)
         self.so_far = StreamedSoFar()
         self.failure: Exception | None = None
+        self.waiting_since: float | None = None
 
     def __enter__(self) -> Self:
         files = self._plan.files
@@ -102,6 +105,8 @@ class StateStream:
         except Exception as error:  # noqa: BLE001 - raised by whoever runs the trainer, once it has saved its state
             self.failure = error
             end_stream(self._plan.files.hidden_states, str(error))
+        finally:
+            self.waiting_since = time.monotonic()
 
     def _stream(self) -> None:
         plan = self._plan
@@ -117,7 +122,7 @@ class StateStream:
 
     def _make_room(self, chunk: list[int]) -> bool:
         """Wait until the limit has room for ``chunk``; False when the stream is to end."""
-        began = time.monotonic()
+        began = self.waiting_since = time.monotonic()
         needed = sum(map(self._size, chunk))
         while True:
             unread = unread_rows(self._plan.files.hidden_states)
@@ -127,6 +132,7 @@ class StateStream:
                 break
             if self._stop.wait(POLL_SECONDS):
                 return False
+        self.waiting_since = None
         self.so_far.waited_seconds += time.monotonic() - began
         sweep(self._plan.files.states)
         self._reserved = held | {row: self._size(row) for row in chunk}

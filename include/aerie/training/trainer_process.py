@@ -31,6 +31,9 @@ TAIL_LINES = 30
 CONSOLE_COLUMNS = "1200"
 _PADDING = re.compile(r"\s{3,}")
 
+FedSince = Callable[[], float | None]
+"""Since when (monotonic seconds) all that the trainer may wait for is there; None while some of it is being made."""
+
 
 @dataclass
 class TrainerReport:
@@ -82,7 +85,8 @@ def run_trainer(
     lock: int,
     on_step: Callable[[Step], None],
     on_validation: Callable[[dict[str, float]], None],
-    stall_seconds: float | None = None,
+    stall_seconds: float,
+    fed_since: FedSince | None = None,
     gpus: str | None = None,
 ) -> TrainerReport:
     """Run the trainer to its end, on ``gpus`` alone (``CUDA_VISIBLE_DEVICES``) if given, and return what it said.
@@ -91,7 +95,7 @@ def run_trainer(
     before it has saved its state. A SIGTERM to this process is passed on to it.
 
     After ``stall_seconds`` without a step or a validation it counts as hung: its threads' stacks go to the log, and it
-    ends. None: it may wait for as long as it likes.
+    ends. Where what it trains on is made meanwhile, time counts only from when ``fed_since`` says that it is there.
 
     Raises:
         Failed: a step says that what it trains on is wrong; the trainer is ended at once. What it saves then has
@@ -121,7 +125,7 @@ def run_trainer(
             preexec_fn=die_with_parent,
         )
         try:
-            for line in _follow(process, log, begins_at, termination, report, stall_seconds):
+            for line in _follow(process, log, begins_at, termination, report, stall_seconds, fed_since):
                 report.tail = [*report.tail[1 - TAIL_LINES :], line]
                 _take(line, report, on_step, on_validation)
         finally:
@@ -188,7 +192,8 @@ def _follow(
     begins_at: int,
     termination: _Termination,
     report: TrainerReport,
-    stall_seconds: float | None,
+    stall_seconds: float,
+    fed_since: FedSince | None,
 ) -> Iterator[str]:
     """Lines that the trainer writes to ``log`` until it ends; passes a termination on to it, and ends one that hangs.
 
@@ -209,11 +214,22 @@ def _follow(
             if waited > SIGNAL_HEARD_SECONDS and not (signalled or report.interrupted):
                 process.terminate()
                 signalled = True
-            silent = time.monotonic() - report.progressed_at
-            if stall_seconds is not None and silent > stall_seconds and not (termination.asked or report.stalled):
+            hangs = _silent_seconds(report, fed_since) > stall_seconds
+            if hangs and not (termination.asked or report.stalled):
                 report.stalled = True
                 _abort(process)
             time.sleep(POLL_SECONDS)
+
+
+def _silent_seconds(report: TrainerReport, fed_since: FedSince | None) -> float:
+    """How long the trainer has made nothing of what it could."""
+    since = report.progressed_at
+    if fed_since is not None:
+        fed = fed_since()
+        if fed is None:
+            return 0.0
+        since = max(since, fed)
+    return time.monotonic() - since
 
 
 def _abort(process: subprocess.Popen[bytes]) -> None:
