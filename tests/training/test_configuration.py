@@ -88,6 +88,33 @@ def test_extra_arguments_may_not_undo_what_binds_the_stages(inputs, flags):
         write_configuration(settings(extra_arguments=flags), inputs, accelerated=False)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--log-freq", "50"),  # 49 of 50 steps could have loss 0 or rows of other tokens
+        ("--log-f=50",),
+        ("--log-freq", "0"),
+        ("--checkpoint-freq", "2"),  # of 3 epochs the last is never saved
+        ("--checkpoint-freq", "0.5"),
+        ("--save-best",),
+        ("--embed-requires-grad",),
+        ("--trust-remote-code",),
+        ("--dump-config",),
+    ],
+)
+def test_extra_arguments_may_not_undo_a_check_or_a_file_that_a_stage_relies_on(inputs, flags):
+    with pytest.raises(BadInput, match=rf"may not set {flags[0].partition('=')[0]}.*: .*; leave it out"):
+        write_configuration(settings(extra_arguments=flags), inputs, accelerated=False)
+
+
+def test_extra_arguments_may_not_put_another_file_in_the_place_of_the_trainers_configuration(inputs, tmp_path):
+    (tmp_path / "mine.yaml").write_text("train: {verifier: {verifier_name_or_path: another}, trainer: {epochs: 9}}")
+    with pytest.raises(BadInput, match="may not set --config"):
+        write_configuration(
+            settings(extra_arguments=("--config", str(tmp_path / "mine.yaml"))), inputs, accelerated=True
+        )
+
+
 def test_extra_arguments_reach_speculators_and_wrong_ones_are_named(inputs):
     config = write_configuration(settings(extra_arguments=("--ttt-steps", "4")), inputs, accelerated=False)
     assert config.loss.ttt_steps == 4

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from speculators.train.cli import create_transformer_layer_config
 from speculators.train.config import TrainConfig
+from speculators.train.config.resolution import build_parser
 from transformers import AutoConfig, LlamaConfig
 
 from aerie.artefacts.corpus import train_data_ratio
@@ -55,6 +56,17 @@ PROTECTED = frozenset(
         "verifier_name_or_path",
     }
 )
+
+UNDOING = {
+    "checkpoint_freq": "the last epoch's checkpoint is how success is told, and a retry resumes from whole epochs",
+    "config": "it would take the place of the file with everything that this configuration and the stages before say",
+    "dump_config": "the trainer would print its configuration and train nothing",
+    "embed_requires_grad": "SGLang serves a drafter with the verifier's embedding",
+    "log_freq": "every step is looked at for loss 0, NaN and error_records, and only a step that is logged can be",
+    "save_best": "the last epoch's checkpoint, by which success is told, would be removed or never written",
+    "trust_remote_code": "the trainer reads a stand-in of the verifier, which needs no code of its own",
+}
+"""What else ``extra_arguments`` may not set, and why: it would undo a check, or a file that a stage relies on."""
 
 
 @dataclass(frozen=True)
@@ -203,23 +215,32 @@ def resolve(configuration: Path, extra_arguments: tuple[str, ...]) -> TrainConfi
     """Let speculators layer ``extra_arguments`` over the file and validate both.
 
     Raises:
-        BadInput: it refuses them, or ``extra_arguments`` set a protected field.
+        BadInput: it refuses them, or ``extra_arguments`` set a field of ``PROTECTED`` or ``UNDOING``.
     """
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
+            given = vars(build_parser().parse_args(extra_arguments))
+            undoing = [name for name in sorted(UNDOING) if given.get(name) is not None and given[name] is not False]
+            if undoing:
+                why = "; ".join(f"{_flag(name)}: {UNDOING[name]}" for name in undoing)
+                raise BadInput(f"training.extra_arguments may not set {why}; leave it out")
             config = TrainConfig.resolve(["--config", str(configuration), *extra_arguments])
     except SystemExit:
         message = complaint.getvalue().rpartition("error: ")[2].strip()
         raise BadInput(f"{configuration} with training.extra_arguments {list(extra_arguments)}: {message}") from None
     refused = sorted(name for name in PROTECTED if config.provenance.get(name) == "flag")
     if refused:
-        flags = ", ".join("--" + name.replace("_", "-") for name in refused)
+        flags = ", ".join(map(_flag, refused))
         raise BadInput(
             f"training.extra_arguments sets {flags}, which binds the trainer to the stages around it; use the "
             "configuration's own fields, or leave it out"
         )
     return config
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def trainer_command(settings: TrainingSettings, inputs: TrainerInputs, *, accelerated: bool) -> list[str]:
