@@ -97,7 +97,7 @@ def _before_publishing(settings: PipelineSettings, parameters: RunParameters, ma
                 _table(header, rows),
                 f"Measured at concurrency {asked['concurrency']}, {_setting(asked)}. {counts['definition']}.",
                 _table(("At once", "Tokens/s", "Without", "Speed-up"), map(_speed, counts["by_concurrency"])),
-                f"Recommended to serve with: {_setting(counts['recommended'])} ({counts['recommendation']['rule']}).",
+                f"Recommended to serve with: {_recommended(counts)} ({counts['recommendation']['rule']}).",
                 f"It is copied to `{settings.publish.folder / drafter}`.",
             ]
         ),
@@ -176,6 +176,10 @@ def _setting(drafted: Mapping[str, Any]) -> str:
     return (
         f"{drafted['num_steps']} draft steps, top-k {drafted['eagle_topk']}, {drafted['num_draft_tokens']} draft tokens"
     )
+
+
+def _recommended(counts: Mapping[str, Any]) -> str:
+    return "**no draft setting**" if counts["recommended"] is None else _setting(counts["recommended"])
 
 
 def _promise(estimate: Mapping[str, Any] | None) -> str:

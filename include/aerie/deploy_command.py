@@ -161,7 +161,7 @@ def draft_settings(
     """How much is drafted: as asked, else as the drafter's benchmark recommends, else as the configuration measures.
 
     Raises:
-        BadInput: a value that cannot be.
+        BadInput: a value that cannot be, or the benchmark recommends none and none is asked for in full.
     """
     from pydantic import ValidationError
 
@@ -169,7 +169,15 @@ def draft_settings(
     from aerie.settings.pipeline import DraftSettings
 
     recommended = found.record.draft if found.record else None
-    if recommended is None:
+    if recommended is None and found.record and "benchmark" in found.record.stages:
+        needed = {**asked, "num_draft_tokens": 0} if asked["eagle_topk"] == 1 else asked
+        if None in needed.values():
+            raise BadInput(
+                f"the benchmark of {found.record.drafter_id} recommends no draft setting: each that it tried changed "
+                "the verifier's output. Measure others (benchmark.sweep) and publish again; to serve one all the same, "
+                "name it by --steps and --topk, and with a --topk above 1 --draft-tokens"
+            )
+    elif recommended is None:
         _say("no benchmark recommends how much to draft: taking the configuration's own setting")
     source = recommended or settings.benchmark
     chosen = {name: getattr(source, name) if value is None else value for name, value in asked.items()}

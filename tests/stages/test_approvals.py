@@ -146,3 +146,9 @@ def test_an_edition_that_has_nothing_to_approve_is_told_what_to_run():
 def test_a_price_without_a_currency_is_refused():
     with pytest.raises(ValueError, match="expected both or neither"):
         ApprovalSettings(cost_per_hour=20)
+
+
+def test_publishing_is_asked_about_too_where_no_draft_setting_is_recommended():
+    benchmark = manifest("benchmark", {**BENCHMARK.counts, "recommended": None})
+    asked = question("publish", SETTINGS, RunParameters(), {**EDITION, ("benchmark", None): benchmark})
+    assert "Recommended to serve with: **no draft setting** (" in asked.body

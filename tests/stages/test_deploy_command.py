@@ -128,6 +128,16 @@ def test_it_is_served_by_eagle3_as_its_benchmark_recommends_unless_another_setti
     assert "a chain" in str(run("main", "--print", "--draft-tokens", "9").exception)
 
 
+def test_a_drafter_of_which_no_setting_is_recommended_is_served_only_at_one_that_is_typed(home):
+    drafter_in(home / "published" / "main-ffffffffffff", benchmark={**MEASURED, "recommended": None})
+    for typed in ((), ("--steps", "2"), ("--steps", "2", "--topk", "4")):
+        refused = run("main", "--print", *typed).exception
+        assert isinstance(refused, BadInput)
+        assert "recommends no draft setting" in str(refused) and "--topk" in str(refused)
+    flags = served(run("main", "--print", "--steps", "2", "--topk", "1"))
+    assert (flags["--speculative-num-steps"], flags["--speculative-num-draft-tokens"]) == ("2", "3")
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("end", ["Ctrl-C", "server stop"])
 def test_the_server_lives_as_long_as_the_command_or_until_it_is_stopped(end, home, monkeypatch):

@@ -55,6 +55,13 @@ def test_the_recommended_setting_goes_before_the_one_that_was_measured():
         _ = record(benchmark={**MEASURED, "settings": {"num_steps": 5, "eagle_topk": 1}}).draft
 
 
+def test_a_drafter_of_which_no_setting_is_recommended_is_not_said_to_be_served_at_the_one_it_was_measured_at():
+    made = record(benchmark={**MEASURED, "recommended": None})
+    assert made.draft is None
+    assert "No draft setting is recommended" in model_card(made)
+    assert "--speculative-num-steps" not in model_card(made)
+
+
 def test_a_damaged_record_is_refused_and_one_that_is_not_there_is_told_apart(tmp_path):
     assert read_record(tmp_path) is None
     path = write_record(tmp_path, record())

@@ -83,7 +83,9 @@ class DrafterRecord(Frozen):
 
     @property
     def draft(self) -> DraftSettings | None:
-        """The setting that its benchmark recommends, else the one that it was measured at; None before it was.
+        """The setting that its benchmark recommends; of an older benchmark, which recommends nothing, its own setting.
+
+        None before it was measured, and where every setting that was tried changed the verifier's output.
 
         Raises:
             BadInput: the benchmark's record does not say.
@@ -91,7 +93,9 @@ class DrafterRecord(Frozen):
         if "benchmark" not in self.stages:
             return None
         counts = self.counts("benchmark")
-        measured = counts.get("recommended") or counts.get("settings") or {}
+        measured = counts.get("recommended", counts.get("settings", {}))
+        if measured is None:
+            return None
         try:
             return DraftSettings.model_validate({name: measured.get(name) for name in DraftSettings.model_fields})
         except ValidationError as error:

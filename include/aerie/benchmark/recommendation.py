@@ -12,6 +12,10 @@ RULE = (
 )
 
 
+NONE_SOUND = f"{RULE}: each that was tried here did, so that none is recommended"
+ONE_ALONE = "the configured draft setting: benchmark.sweep names no other to compare with"
+
+
 @dataclass(frozen=True)
 class Tried:
     """A draft setting as it was measured; ``different_outputs`` counts prompts whose output may not differ, but did."""

@@ -18,7 +18,7 @@ from aerie.benchmark.checklist import Cause, Circumstances, evaluate
 from aerie.benchmark.estimate import Estimate, estimate_of
 from aerie.benchmark.gates import Gate, judge_gates
 from aerie.benchmark.measures import DEFINITION, Runs, summarise
-from aerie.benchmark.recommendation import RULE, recommend
+from aerie.benchmark.recommendation import NONE_SOUND, ONE_ALONE, RULE, recommend
 from aerie.benchmark.server import verifier_identity
 from aerie.errors import Failed
 from aerie.stages import Events
@@ -98,13 +98,22 @@ def at_temperature(bench: Bench, measured: Measured) -> dict[str, Any]:
 
 
 def recommendation(bench: Bench, measured: Measured) -> dict[str, Any]:
-    """The draft setting to serve with (``recommended``), and what it was chosen from and by."""
+    """The draft setting to serve with (``recommended``), and what it was chosen from and by.
+
+    None is recommended where every one that was tried changed the output.
+    """
     tried = measured.tried
     best = recommend(tried)
+    if not tried:
+        recommended, rule = bench.asked.drafting.model_dump(), ONE_ALONE
+    elif best is None:
+        recommended, rule = None, NONE_SOUND
+    else:
+        recommended, rule = best.setting.model_dump(), RULE
     return {
-        "recommended": (best.setting if best else bench.asked.drafting).model_dump(),
+        "recommended": recommended,
         "recommendation": {
-            "rule": RULE if tried else "the configured draft setting: benchmark.sweep names no other to compare with",
+            "rule": rule,
             "concurrency": bench.asked.concurrency[0],
             "tried": [
                 {
@@ -144,10 +153,13 @@ def report(results: Mapping[str, Any], events: Events) -> None:
         temperature = sampled["sampling"]["temperature"]
         events.progress(f"at temperature {temperature:g}: acceptance length {sampled['acceptance_length']:.2f}")
     recommended = results["recommended"]
-    events.progress(
-        f"recommended: {recommended['num_steps']} steps, top-k {recommended['eagle_topk']}, "
-        f"{recommended['num_draft_tokens']} draft tokens ({results['recommendation']['rule']})"
-    )
+    setting = "no draft setting"
+    if recommended is not None:
+        setting = (
+            f"{recommended['num_steps']} steps, top-k {recommended['eagle_topk']}, "
+            f"{recommended['num_draft_tokens']} draft tokens"
+        )
+    events.progress(f"recommended: {setting} ({results['recommendation']['rule']})")
     for gate in results["gates"]:
         events.progress(f"gate {gate['gate']}: {gate['verdict']}: {gate['said']}")
     for dataset, row in results["per_dataset"].items():

@@ -159,6 +159,9 @@ def _serving(record: DrafterRecord) -> Iterator[str]:
     draft = record.draft
     flags = _flags(draft) if draft else ["--speculative-algorithm", "EAGLE3", "..."]
     yield ""
+    if draft is None and "benchmark" in record.stages:
+        yield "No draft setting is recommended: each that its benchmark tried changed the verifier's output."
+        yield ""
     yield "```"
     yield " ".join(["python -m sglang.launch_server --model-path VERIFIER", *flags])
     yield "```"
