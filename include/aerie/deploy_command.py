@@ -31,7 +31,9 @@ class FoundDrafter:
 
 
 def deploy(
-    drafter: Annotated[str, typer.Argument(help="Id in the registry, beginning of a fingerprint, edition, or folder.")],
+    drafter: Annotated[
+        str, typer.Argument(help="Id in the registry, beginning of a fingerprint, edition, or ./FOLDER.")
+    ],
     only_print: Annotated[bool, typer.Option("--print", help="Print the server's command and start nothing.")] = False,
     steps: Annotated[int | None, typer.Option(help="Draft steps (default: as the benchmark recommends).")] = None,
     topk: Annotated[int | None, typer.Option(help="Branches of a draft.")] = None,
@@ -72,16 +74,17 @@ def with_port(settings: "PipelineSettings", port: int | None) -> "PipelineSettin
 
 
 def find_drafter(named: str, settings: "PipelineSettings", root: Path) -> FoundDrafter:
-    """A drafter by its folder, its id, the beginning of its fingerprint, or its edition (the newest published one).
+    """A drafter by its id, the beginning of its fingerprint, its edition (the newest published one), or its folder.
 
-    Published drafters are looked at before what an edition has exported.
+    A folder is what has a slash, ``.`` or ``..``: any other name may be that of a folder here by chance. Published
+    drafters are looked at before what an edition has exported.
 
     Raises:
         BadInput: there is none, or more than one is meant; the message lists those that there are.
     """
     from aerie.artefacts.drafter_record import read_record
 
-    if "/" in named or Path(named).is_dir():
+    if "/" in named or named in (".", ".."):
         folder = Path(named).resolve()
         if not (folder / "config.json").is_file():
             raise BadInput(f"{folder}: expected the folder of a drafter, with config.json and model.safetensors")
@@ -98,9 +101,10 @@ def find_drafter(named: str, settings: "PipelineSettings", root: Path) -> FoundD
         if matches:
             return matches[0]
     there = ", ".join(record.drafter_id for _, record in records) or "none"
+    elsewhere = f"./{named}" if Path(named, "config.json").is_file() else "its folder, with a slash"
     raise BadInput(
         f"no drafter {named!r} in {settings.publish.folder} or the editions of {root}; there are {there}. One "
-        "that lies elsewhere is named by its folder"
+        f"that lies elsewhere is named by {elsewhere}"
     )
 
 

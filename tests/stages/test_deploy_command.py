@@ -80,6 +80,20 @@ def test_a_drafter_is_found_by_id_fingerprint_edition_and_folder_the_published_o
         assert served(run(named, "--print"))["--speculative-draft-model-path"] == str(folder), named
 
 
+def test_an_edition_is_not_taken_for_a_folder_of_its_name_in_the_working_directory(home, monkeypatch):
+    drafter = drafter_in(home / "published" / "demo-ffffffffffff", edition="demo")
+    (home / "demo").mkdir()
+    mine = drafter_in(home / "mine", fingerprint="9" * 64, edition="other")
+    monkeypatch.chdir(home)
+    assert served(run("demo", "--print"))["--speculative-draft-model-path"] == str(drafter)
+    assert served(run("./mine", "--print"))["--speculative-draft-model-path"] == str(mine)
+    for named, said in (("mine", "named by ./mine"), ("published", "its folder, with a slash"), ("./demo", "expected")):
+        refused = run(named, "--print").exception
+        assert isinstance(refused, BadInput) and said in str(refused)
+    monkeypatch.chdir(mine)
+    assert served(run(".", "--print"))["--speculative-draft-model-path"] == str(mine)
+
+
 def test_what_is_no_drafter_or_may_be_two_is_refused_with_those_that_there_are(home):
     drafter_in(home / "published" / "main-ffffffffffff")
     drafter_in(home / "published" / "main-ffff00000000", fingerprint="ffff" + "0" * 60)
