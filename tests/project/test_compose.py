@@ -59,6 +59,15 @@ def test_an_image_of_others_is_one_version_and_not_whatever_is_latest(services: 
         assert re.match(r"v?\d+\.\d+", tag), f"{name}: {service['image']}"
 
 
+def test_a_fresh_host_can_build_each_image_of_ours_in_every_profile(services: dict[str, Any]) -> None:
+    """Compose pulls an image that no service of the profile builds, and ours is in no registry."""
+    started = [(profile, service) for service in services.values() for profile in service["profiles"]]
+    used = {(profile, service["image"]) for profile, service in started if service["image"].startswith("aerie-")}
+    built = {(profile, service["image"]) for profile, service in started if "build" in service}
+    assert {profile for profile, _ in used} == {"control", "gpu", "deploy"}
+    assert used <= built
+
+
 def test_nothing_listens_beyond_this_host_unless_asked(services: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert published.keys() == {"api-server", "sglang-deploy"}
