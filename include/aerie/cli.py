@@ -185,16 +185,23 @@ def probe_texts(
 
 
 @app.command(hidden=True)
-def pools() -> None:
-    """Print the pools that the DAGs expect, as ``airflow pools import`` reads them."""
+def pools(
+    existing: Annotated[Path, typer.Option(help="What ``airflow pools export`` wrote.")],
+) -> None:
+    """Print the pools to make and to widen, as ``airflow pools import`` reads them."""
     import json
 
-    from aerie.placement import pools
+    from aerie.placement import pools_to_write
     from aerie.settings.machine import settings_path
     from aerie.settings.pipeline import load_settings
 
-    expected = pools(load_settings(settings_path()))
-    typer.echo(json.dumps({pool.name: {"slots": pool.slots, "description": pool.description} for pool in expected}))
+    there = json.loads(existing.read_text(encoding="utf-8"))
+    wanted = pools_to_write(load_settings(settings_path()), {name: pool["slots"] for name, pool in there.items()})
+    # The import writes a pool whole: what a person set beside the slots comes along.
+    documents = {
+        pool.name: {"description": pool.description, **there.get(pool.name, {}), "slots": pool.slots} for pool in wanted
+    }
+    typer.echo(json.dumps(documents))
 
 
 @database.command("migrate")

@@ -123,11 +123,33 @@ def require_known_stages(settings: PipelineSettings) -> None:
 
 
 def pools(settings: PipelineSettings) -> tuple[Pool, ...]:
-    """Pools that the DAGs expect of Airflow: Aerie's, and those that the configuration names, as large as it needs."""
-    known = (SERVER_POOL, GPU_POOL)
-    named: dict[str, int] = {}
-    for placement in settings.placement.values():
-        if placement.pool is not None:
-            named[placement.pool] = max(named.get(placement.pool, 0), placement.pool_slots)
-    others = {name: slots for name, slots in named.items() if name not in {pool.name for pool in known}}
-    return (*known, *(Pool(name, slots, "Named by the configuration's placement") for name, slots in others.items()))
+    """Pools that the DAGs expect of Airflow, each with the slots that its largest task takes, at least Aerie's own.
+
+    Raises:
+        BadInput: the placement cannot work.
+    """
+    known = {pool.name: pool for pool in (SERVER_POOL, GPU_POOL)}
+    slots = {name: pool.slots for name, pool in known.items()}
+    for stage in STAGES:
+        placed = placement_arguments(settings, stage)
+        if "pool" in placed:
+            slots[placed["pool"]] = max(slots.get(placed["pool"], 1), placed.get("pool_slots", 1))
+    others = "Named by the configuration's placement"
+    return tuple(
+        Pool(name, needed, known[name].description if name in known else others) for name, needed in slots.items()
+    )
+
+
+def pools_to_write(settings: PipelineSettings, existing: Mapping[str, int]) -> tuple[Pool, ...]:
+    """The pools to make where Airflow has none of the name, and those to widen to what their largest task takes.
+
+    No pool is ever narrowed: how many tasks share it is for a person to say.
+
+    Args:
+        settings: the pipeline's configuration.
+        existing: slots of Airflow's pools by name; -1 is without limit.
+
+    Raises:
+        BadInput: the placement cannot work.
+    """
+    return tuple(pool for pool in pools(settings) if 0 <= existing.get(pool.name, 0) < pool.slots)

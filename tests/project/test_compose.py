@@ -1,5 +1,6 @@
 """The Compose file, as far as it can be checked without a Docker engine."""
 
+import json
 import re
 import shutil
 import stat
@@ -170,9 +171,25 @@ def test_gpu_hosts_elsewhere_need_no_other_service_and_reach_no_secret_but_the_k
         assert service["secrets"] == list(remote["secrets"]) == ["keeper_token"]
 
 
-def test_the_pools_that_tasks_wait_for_are_made() -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_pools_that_tasks_wait_for_are_made_and_those_that_a_person_widened_stay(tmp_path: Path) -> None:
+    """The lines of docker/initialise that are of pools, with Airflow's own commands."""
     script = (PROJECT_ROOT / "docker" / "initialise").read_text(encoding="utf-8")
-    assert re.search(r'aerie pools > "(.*)"\nairflow pools import "\1"', script)
+    _, first, lines = script.partition('folder="$(mktemp -d)"')
+    commands = "airflow db migrate; airflow pools set aerie_server 5 mine --include-deferred"
+    variables = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "AIRFLOW_HOME": str(tmp_path), "TMPDIR": str(tmp_path),
+        "PYTHONPATH": str(PROJECT_ROOT / "include"), "AERIE_CONFIG": str(PROJECT_ROOT / "demo" / "config.yaml"),
+    }  # fmt: skip
+    shown = f"set -e; {commands}; {first}{lines}\nairflow pools export {tmp_path}/after.json"
+    done = subprocess.run(["sh", "-c", shown], env=variables, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    pools = json.loads((tmp_path / "after.json").read_text())
+    assert {name: pool["slots"] for name, pool in pools.items() if name.startswith("aerie_")} == {
+        "aerie_server": 5, "aerie_gpus": 1,
+    }  # fmt: skip
+    assert (pools["aerie_server"]["description"], pools["aerie_server"]["include_deferred"]) == ("mine", True)
 
 
 def mounted(service: dict[str, Any]) -> dict[str, str]:

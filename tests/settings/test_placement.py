@@ -3,7 +3,7 @@
 import pytest
 
 from aerie.errors import BadInput
-from aerie.placement import executors, keeper_of, placement_arguments, pools
+from aerie.placement import executors, keeper_of, placement_arguments, pools, pools_to_write
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import PlacementSettings, load_settings
 
@@ -33,6 +33,37 @@ def test_a_pool_that_the_configuration_names_is_made_as_large_as_it_needs():
     settings = placed(train={"pool": "big_host", "pool_slots": 8}, serve_start={"pool": "big_host", "pool_slots": 4})
     assert placement_arguments(settings, "train") == {"pool": "big_host", "pool_slots": 8}
     assert ("big_host", 8) in [(pool.name, pool.slots) for pool in pools(settings)]
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"train": {"pool_slots": 2}},
+        {"train": {"pool": "aerie_gpus", "pool_slots": 2}},
+        {"default": {"pool": "aerie_gpus", "pool_slots": 2}},
+    ],
+)
+def test_aeries_own_pool_has_room_for_a_task_that_takes_more_than_one_slot(placement):
+    settings = placed(**placement)
+    taken = max(placement_arguments(settings, stage).get("pool_slots", 1) for stage in ("train", "merge"))
+    assert {pool.name: pool.slots for pool in pools(settings)}["aerie_gpus"] == taken == 2
+
+
+def test_a_pool_is_as_large_as_the_slots_that_a_stage_takes_of_the_default_one():
+    settings = placed(default={"pool": "shared"}, merge={"pool_slots": 3})
+    assert placement_arguments(settings, "merge") == {"pool": "shared", "pool_slots": 3}
+    assert {pool.name: pool.slots for pool in pools(settings)}["shared"] == 3
+
+
+def test_a_pool_is_made_where_missing_and_widened_where_too_small_and_never_narrowed():
+    settings = placed(train={"pool": "big_host", "pool_slots": 2})
+    for existing, written in [
+        ({}, {"aerie_server": 1, "aerie_gpus": 1, "big_host": 2}),
+        ({"aerie_server": 4, "aerie_gpus": 1, "big_host": 1, "other": 1}, {"big_host": 2}),
+        ({"aerie_server": 1, "aerie_gpus": 8, "big_host": 2}, {}),
+        ({"aerie_server": 1, "aerie_gpus": 1, "big_host": -1}, {}),
+    ]:
+        assert {pool.name: pool.slots for pool in pools_to_write(settings, existing)} == written
 
 
 def test_a_stage_that_there_is_not_cannot_be_placed():

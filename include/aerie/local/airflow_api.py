@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 import requests
 
@@ -61,12 +62,19 @@ class AirflowApi:
             raise BadInput(f"Airflow refuses {method} {path} ({answer.status_code}): {answer.text[:500]}")
         return answer.json() if answer.content else None
 
-    def ensure_pool(self, name: str, slots: int, description: str) -> None:
-        """Create a pool unless it is there."""
+    def pool_slots(self) -> dict[str, int]:
+        """Slots of each pool by its name; -1 is without limit."""
         pools = self.call("GET", "/pools", query={"limit": 100})["pools"]
-        if name not in {pool["name"] for pool in pools}:
-            body = {"name": name, "slots": slots, "description": description, "include_deferred": False}
-            self.call("POST", "/pools", body=body)
+        return {pool["name"]: pool["slots"] for pool in pools}
+
+    def make_pool(self, name: str, slots: int, description: str) -> None:
+        """Make a pool that is not there."""
+        body = {"name": name, "slots": slots, "description": description, "include_deferred": False}
+        self.call("POST", "/pools", body=body)
+
+    def resize_pool(self, name: str, slots: int) -> None:
+        """Give a pool other slots, and leave all else of it as it is."""
+        self.call("PATCH", f"/pools/{quote(name, safe='')}", body={"slots": slots}, query={"update_mask": "slots"})
 
     def has_dag(self, dag_id: str) -> bool:
         """Whether the DAG was parsed, without import errors of its own."""

@@ -33,12 +33,12 @@ from aerie.local.pipeline_settings import (
 )
 from aerie.local.postgres import ensure_database
 from aerie.local.supervisor import COMPONENTS, STOP_GRACE_SECONDS, SupervisorState, read_state, state_path
-from aerie.placement import pools
+from aerie.placement import pools_to_write
 from aerie.processes import ProcessIdentity, stop_trees
 from aerie.serving import client
 from aerie.serving.lease import read_lease
 from aerie.settings.machine import aerie_home, models_root, python_of, server_folder, stack_settings_path
-from aerie.settings.pipeline import load_settings
+from aerie.settings.pipeline import PipelineSettings, load_settings
 from aerie.store.migrate import migrate
 from aerie.store.roles import grant_rights
 
@@ -80,9 +80,18 @@ def up(report: Report, *, preset: str | None = None) -> StackConfiguration:
             report(line)
         api = AirflowApi(configuration.airflow_url, configuration.airflow_password)
         _wait_until_healthy(api)
-        for pool in pools(load_settings(chosen)):
-            api.ensure_pool(pool.name, pool.slots, pool.description)
+        ensure_pools(api, load_settings(chosen))
         return configuration
+
+
+def ensure_pools(api: AirflowApi, settings: PipelineSettings) -> None:
+    """Make the pools that the DAGs expect of Airflow, and widen those that are too small for a task."""
+    existing = api.pool_slots()
+    for pool in pools_to_write(settings, existing):
+        if pool.name in existing:
+            api.resize_pool(pool.name, pool.slots)
+        else:
+            api.make_pool(pool.name, pool.slots, pool.description)
 
 
 def agreed_settings(preset: str | None) -> Path:
