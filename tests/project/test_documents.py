@@ -1,6 +1,7 @@
 """The documents: their links lead somewhere, and what they say of the code is so."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -21,6 +22,9 @@ OF_OTHERS = {
     "scheduled", "up_for_reschedule", "unhealthy", "InvalidToken", "permission denied for table", "Permission denied",
     "bind source path does not exist",
 }  # fmt: skip
+OF_CELERY = {"AIRFLOW__CELERY__BROKER_URL", "AIRFLOW__CELERY__RESULT_BACKEND"}
+"""Variables of a provider that is in no lock of ours: nothing here sets them."""
+VARIABLE = re.compile(r"\b(?:AERIE_|AIRFLOW__)[A-Z_]*[A-Z]\b")
 OUR_FOLDERS = ("benchmarks", "dags", "demo", "docker", "docs", "include", "plugins", "requirements", "tests")
 
 
@@ -52,6 +56,23 @@ def test_a_link_to_a_file_of_ours_leads_somewhere(document: Path) -> None:
 def test_a_file_that_is_named_is_there(document: Path) -> None:
     named = re.findall(rf"`((?:{'|'.join(OUR_FOLDERS)})/[\w./-]*)`", prose(document))
     assert [name for name in named if not (PROJECT_ROOT / name).exists() and "secrets" not in name] == []
+
+
+@functools.cache
+def known_variables() -> frozenset[str]:
+    """Variables that the code, the scripts and the Compose files read or set."""
+    ours = [
+        path for path in tracked_files() if path.suffix != ".md" and path.relative_to(PROJECT_ROOT).parts[0] != "tests"
+    ]
+    return frozenset(
+        name for path in ours for name in VARIABLE.findall(path.read_text(encoding="utf-8", errors="ignore"))
+    )
+
+
+@EACH
+def test_a_variable_that_is_named_is_one_that_something_reads(document: Path) -> None:
+    named = set(VARIABLE.findall(document.read_text(encoding="utf-8")))
+    assert sorted(named - known_variables() - OF_CELERY) == []
 
 
 def rows_under(header: str) -> list[list[str]]:
