@@ -45,15 +45,20 @@ def test_the_dashboard_shows_the_run_on_every_page(stack, first_run, browser):
     ((drafter,),) = stack.query("SELECT drafter_id FROM drafters WHERE edition = %s", EDITION)
     decoded = "SELECT sample_id FROM previews JOIN samples USING (edition, dataset, sample_id) WHERE edition = %s"
     (sample,) = stack.query(f"{decoded} AND dataset = 'B1_glaive' AND state = 'kept' ORDER BY 1 LIMIT 1", EDITION)[0]
+    launches = "SELECT launch_token FROM leases WHERE document -> 'plan' ->> 'phase' = 'generate'"
+    ((launch,),) = stack.query(f"{launches} ORDER BY recorded_at DESC LIMIT 1")
     acceptance = f"{summary['benchmark']['acceptance_length']:.2f}"
     tokens = f"{summary['datasets']['B1_glaive']['response_tokens']:,}"
     pages = {
         "overview": ("/", acceptance),
         "run": (f"/runs/{quote(first_run.run_id, safe='')}", tokens),
         "servers": ("/servers", "stopped by its run"),
+        "server_log": (f"/servers/{launch}/log", "Prefill batch"),
         "dataset": (dataset, tokens),
         "samples": (f"{dataset}/samples?decoded=true", sample),
         "sample": (f"{dataset}/samples/{sample}", "</think>"),
+        "responses": (f"{dataset}/responses", "responses.jsonl"),
+        "corpus_report": (f"/editions/{EDITION}/corpus/report", f"Corpus of edition {EDITION}"),
         "drafters": ("/drafters", drafter),
         "drafter": (f"/drafters/{drafter}", acceptance),
     }
