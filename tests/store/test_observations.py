@@ -12,8 +12,8 @@ from aerie.recording import record_event
 from aerie.settings.machine import PROJECT_ROOT
 from aerie.settings.pipeline import load_settings
 from aerie.stages import Events
-from aerie.store.connection import connected
-from aerie.store.queries.observations import observations_of, record_observation
+from aerie.store.connection import connected, transaction
+from aerie.store.queries.observations import latest_observations, observations_of, record_observation
 
 
 def observation(launch: str = "launch-1", **changes: object) -> Observation:
@@ -53,6 +53,20 @@ def test_launches_are_found_by_model_host_and_version_oldest_first(connection):
     key = {"model_identity": "kimi", "hostname": "gpu-1", "sglang_version": "0.5.23"}
     assert observations_of(connection, **key) == tuple(wanted)
     assert len(observations_of(connection, model_identity="kimi")) == 4
+
+
+def test_the_latest_launches_are_found_without_a_look_at_all_of_them(connection):
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "INSERT INTO observations (launch_token, model_identity, hostname, sglang_version, observed_at, document) "
+            "SELECT 'launch ' || number, '', '', '', to_timestamp(mod(number * 7919, 5000)), '{}' "
+            "FROM generate_series(1, 5000) AS number; ANALYZE observations"
+        )
+        cursor.execute("EXPLAIN SELECT * FROM observations ORDER BY observed_at DESC LIMIT 30")
+        plan = "\n".join(line for (line,) in cursor)
+    assert "observations_by_time" in plan
+    latest = latest_observations(connection, limit=3)
+    assert [row["observed_at"].timestamp() for row in latest] == [4997.0, 4998.0, 4999.0]
 
 
 def test_an_observation_that_a_stage_reports_reaches_the_store(connection, tmp_path: Path):

@@ -155,6 +155,14 @@ def test_a_store_that_is_older_than_the_totals_has_its_rows_added_up(empty_datab
     assert (counts.prompts, counts.kept_response_tokens, counts.flagged) == (6, 150, 1)
 
 
+def test_drafters_are_read_page_by_page_the_newest_first(connection):
+    for number in range(5):
+        drafters.record_drafter(connection, drafter_id=f"d{number}", edition="main", uri="", state="exported")
+    pages = [drafters.page_of_drafters(connection, number=number, rows=2) for number in (1, 2, 3, 4)]
+    read = [([row["drafter_id"] for row in rows], more) for rows, more in pages]
+    assert read == [(["d4", "d3"], True), (["d2", "d1"], True), (["d0"], False), ([], False)]
+
+
 def test_a_row_reads_back_as_it_was_written(connection):
     ledger.write_rows(connection, **KEY, rows=ROWS)
     assert ledger.read_ledger(connection, **KEY) == {row.sample_id: row for row in ROWS}

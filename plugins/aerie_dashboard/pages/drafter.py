@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, HTTPException, Request, status
+from fastapi import APIRouter, HTTPException, Query, Request, status
 from fastapi.responses import HTMLResponse
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -16,7 +16,7 @@ from aerie.lineage import Lineage, trace_drafter
 from aerie.settings.pipeline import keys_in_order
 from aerie.store.connection import Connection
 from aerie.store.queries.benchmarks import list_benchmarks
-from aerie.store.queries.drafters import list_drafters, read_drafter
+from aerie.store.queries.drafters import page_of_drafters, read_drafter
 from aerie.store.queries.manifests import list_manifests
 from aerie.store.queries.metrics import sample_metrics
 from aerie.store.queries.rows import Row
@@ -29,6 +29,8 @@ from aerie_dashboard.rendering import render
 router = APIRouter()
 
 POINTS = 400
+LAST_PAGE = 10_000
+"""A number beyond PostgreSQL's integers would be an error of the server's."""
 SHARE = "share of tokens"
 AROUND_TRAINING = timedelta(minutes=2)
 """A stage's first and last figures come a little before and after what its manifest counts."""
@@ -219,9 +221,10 @@ class Measurement:
 
 
 @router.get("/drafters")
-def show_drafters(request: Request, store: Store) -> HTMLResponse:
-    """Every drafter, newest first."""
-    return render(request, "drafters.html", drafters=[_line(row) for row in list_drafters(store)])
+def show_drafters(request: Request, store: Store, page: Annotated[int, Query(ge=1, le=LAST_PAGE)] = 1) -> HTMLResponse:
+    """A page of the drafters, newest first."""
+    rows, more = page_of_drafters(store, number=page)
+    return render(request, "drafters.html", drafters=[_line(row) for row in rows], page=page, more=more)
 
 
 @router.get("/drafters/{drafter_id}")

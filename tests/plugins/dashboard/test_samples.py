@@ -297,6 +297,27 @@ def test_a_drafter_that_parts_at_ties_alone_is_not_told_as_one_that_changes_the_
     assert not re.search(r"Lossless\W+no\W", words_of(text_of(dashboard, f"/drafters/{DRAFTER}")))
 
 
+def test_the_drafters_come_page_by_page(dashboard):
+    with connected(dashboard.store_url) as connection:
+        try:
+            with transaction(connection) as cursor:
+                cursor.execute(
+                    "INSERT INTO drafters (drafter_id, edition, uri, state, created_at) "
+                    "SELECT 'many-' || number, 'many', '', 'exported', now() + make_interval(secs => number) "
+                    "FROM generate_series(1, 60) AS number"
+                )
+            first = text_of(dashboard, "/drafters")
+            second = text_of(dashboard, link_of(first, "next"))
+        finally:
+            with transaction(connection) as cursor:
+                cursor.execute("DELETE FROM drafters WHERE edition = 'many'")
+    assert ("many-60<" in first, "many-10<" in first, link_of(first, "prev")) == (True, False, None)
+    assert "many-10<" in second and DRAFTER in second and link_of(second, "next") is None
+    assert link_of(second, "prev") == "/drafters?page=1"
+    assert "No drafter on this page" in text_of(dashboard, "/drafters?page=2")
+    text_of(dashboard, "/drafters?page=0", status=422)
+
+
 def test_a_drafter_that_nobody_measured_shows_no_figure_as_zero(dashboard):
     words = words_of(text_of(dashboard, f"/drafters/{UNMEASURED}"))
     assert "Not measured yet" in words and "not known" in words and "0.00" not in words

@@ -83,3 +83,14 @@ def read_drafter(connection: Connection, *, drafter_id: str) -> Row | None:
     with transaction(connection) as cursor:
         cursor.execute("SELECT * FROM drafters WHERE drafter_id = %s", (drafter_id,))
         return next(as_mappings(cursor), None)
+
+
+def page_of_drafters(connection: Connection, *, number: int, rows: int = 50) -> tuple[list[Row], bool]:
+    """Page ``number``, from 1, of the drafters, newest first, and whether there is another page after it."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "SELECT * FROM drafters ORDER BY created_at DESC, drafter_id LIMIT %s OFFSET %s",
+            (rows + 1, (number - 1) * rows),
+        )
+        found = list(as_mappings(cursor))
+    return found[:rows], len(found) > rows
