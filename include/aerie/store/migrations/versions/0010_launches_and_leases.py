@@ -6,7 +6,7 @@ Revision ID: 0010
 from alembic import op
 
 revision = "0010"
-down_revision = "0008"
+down_revision = "0009"
 
 INDEXES = """
 CREATE INDEX observations_by_time ON observations (observed_at);
