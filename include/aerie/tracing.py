@@ -29,6 +29,7 @@ from aerie.hidden_states.streaming import is_streamed
 WHY_DROPPED = {
     "held_out": "held out for the benchmark: never trained on",
     "too_long": "longer than corpus.maximum_length",
+    "prompt_of_generated": "it arrived tokenised, and a generated data set asks its prompt, in whatever split",
     "duplicate": "the same prompt or tokens as another row, which stays",
     "copy_of_held_out": "the same prompt or tokens as a row that another split holds out",
     "over_cap": "not drawn: its data set is over its cap (corpus.caps, or the budget of a tokenised data set)",

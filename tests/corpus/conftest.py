@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from aerie.artefacts.manifest import describe_output, write_manifest
+from aerie.artefacts.prompts import Prompt, Split, write_prompts
 from aerie.artefacts.samples import Sample, write_samples
 from aerie.artefacts.verifier_tokens import VerifierTokens, write_verifier_tokens
-from aerie.settings.pipeline import PipelineSettings
+from aerie.settings.pipeline import PipelineSettings, is_tokenised
 from aerie.stages import Events, StageRequest
 
 VOCABULARY_SIZE = 64
@@ -57,6 +58,13 @@ def sample(
     )
 
 
+def dataset_document(key: str) -> dict[str, Any]:
+    source = {"path": "x", "licence": "mit"}
+    if is_tokenised(key):
+        return {"kind": "tokenised", "source": {"reader": "tokenised", **source}}
+    return {"source": {"reader": "any", **source}}
+
+
 class Edition:
     """An edition on disk, as ``validate`` leaves it."""
 
@@ -76,7 +84,7 @@ class Edition:
             "name": "test",
             "verifier": {"path": self.root / "verifier", "profile": "demo"},
             "serving": {"context_length": 128},
-            "datasets": {key: {"source": {"reader": "any", "path": "x", "licence": "mit"}} for key in datasets},
+            "datasets": {key: dataset_document(key) for key in datasets},
             "corpus": {"maximum_length": 32},
             "vocabulary": {"size": 24, "minimum_coverage": 0.1},
             "training": {"epochs": 1, "sequence_length": 64},
@@ -93,10 +101,25 @@ class Edition:
             force=force,
         )
 
+    def prepared(self, dataset: str, prompts: Mapping[str, tuple[Split, Sequence[int]]]) -> None:
+        """Write prompts, split and ids by sample id, as ``prepare`` does; one without ids is skipped."""
+        path = self.request().files.dataset(dataset).prompts
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_prompts(
+            path,
+            (
+                Prompt(name, name, 0, split, list(ids), None, rank, None if ids else "prompt_too_long")
+                for rank, (name, (split, ids)) in enumerate(prompts.items())
+            ),
+        )
+
     def validated(self, dataset: str, samples: Iterable[Sample], verifier: VerifierTokens = VERIFIER) -> None:
+        samples = list(samples)
         files = self.request().files.dataset(dataset)
         files.folder.mkdir(parents=True, exist_ok=True)
         rows = write_samples(files.samples, (replace(row, dataset=dataset) for row in samples))
+        if not is_tokenised(dataset):
+            self.prepared(dataset, {row.sample_id: (row.split, row.input_ids[: row.prompt_tokens]) for row in samples})
         write_verifier_tokens(files.verifier_tokens, verifier)
         write_manifest(
             files.manifest("validate"),

@@ -18,7 +18,7 @@ from aerie.artefacts.manifest import path_of
 from aerie.artefacts.prompt_hashes import prompt_hash_writer
 from aerie.corpus import merge as merging
 from aerie.corpus.stage import merge, read_corpus
-from aerie.errors import Failed
+from aerie.errors import BadInput, Failed
 from aerie.prompts.identity import content_hash
 from aerie.stages import StageResult
 
@@ -202,7 +202,8 @@ def test_repeated_overlong_and_held_out_rows_are_dropped_and_counted(edition):
     counts = run(edition).manifest.counts
     assert set(sample_ids(edition)) == {"a", "same-ids-other-mask", "val"}
     assert counts["dropped"] == {
-        "too_long": 1, "duplicate": 1, "held_out": 1, "copy_of_held_out": 2, "over_cap": 0, "over_weight": 0,
+        "held_out": 1, "too_long": 1, "prompt_of_generated": 0, "duplicate": 1, "copy_of_held_out": 2,
+        "over_cap": 0, "over_weight": 0,
     }  # fmt: skip
     assert sample_ids(edition)[-1] == "val"
 
@@ -340,3 +341,99 @@ def test_a_prompt_that_two_data_sets_ask_is_trained_once_and_never_where_another
     prompts_of(edition, "B2_opencodeinstruct", {"a2": ("train", "now another")})
     assert not run(edition, datasets=datasets).reused
     assert "a2" in sample_ids(edition)
+
+
+TOKENISED = ("B1_glaive", "A1")
+
+
+def dropped_of(result: StageResult, dataset: str) -> dict[str, int]:
+    """How many rows of a data set are not in the corpus, by reason."""
+    return {reason: rows for reason, rows in result.manifest.counts["datasets"][dataset]["dropped"].items() if rows}
+
+
+def test_a_tokenised_row_that_equals_a_generated_one_is_trained_once(edition):
+    """``import`` knows no prompts: only ids and mask tell that it is the row which ``prepare`` knows by its prompt."""
+    edition.validated("B1_glaive", [sample("b", [1, 2], [3])])
+    prompts_of(edition, "B1_glaive", {"b": ("train", "one")})
+    edition.validated("A1", [sample("copy", [1, 2], [3]), sample("other-mask", [1], [2, 3])])
+    result = run(edition, datasets=TOKENISED)
+    assert set(sample_ids(edition)) == {"b", "other-mask"}
+    assert dropped_of(result, "A1") == {"prompt_of_generated": 1}
+    assert dropped_of(result, "B1_glaive") == {}
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "benchmark"])
+def test_a_prompt_that_is_held_out_of_a_generated_data_set_is_not_trained_on_through_a_tokenised_one(edition, split):
+    """Prompts of the benchmark are never generated: they stand in the file of ``prepare`` and nowhere else."""
+    edition.validated("B1_glaive", [sample("b", [1], [2])])
+    edition.prepared("B1_glaive", {"b": ("train", [1]), "asked": (split, [5, 6]), "skipped": ("benchmark", [])})
+    edition.validated(
+        "A1",
+        [
+            sample("same", [5, 6], [7]),
+            sample("validated", [5, 6], [8], split="validation"),
+            sample("long", [5, 6], [9] * 40),
+            sample("longer-prompt", [5, 6, 5], [7]),
+            sample("shorter-prompt", [5], [6, 7]),
+            sample("no-prompt", [], [5, 6, 7]),
+        ],
+    )
+    result = run(edition, datasets=TOKENISED)
+    assert set(sample_ids(edition)) == {"b", "longer-prompt", "shorter-prompt", "no-prompt"}
+    assert dropped_of(result, "A1") == {"too_long": 1, "prompt_of_generated": 2}
+
+
+def test_a_held_out_prompt_at_a_later_turn_of_a_tokenised_row_is_found(edition):
+    edition.validated("B1_glaive", [sample("b", [1], [2])])
+    edition.prepared("B1_glaive", {"b": ("train", [1]), "held": ("benchmark", [5, 6, 7])})
+    turns = replace(sample("turns", [5, 6, 7, 8], []), loss_mask=[0, 1, 0, 1])
+    edition.validated("A1", [sample("before", [4], [4]), turns, sample("after", [7], [8])])
+    result = run(edition, datasets=TOKENISED)
+    assert set(sample_ids(edition)) == {"b", "before", "after"}
+    assert dropped_of(result, "A1") == {"prompt_of_generated": 1}
+
+
+def test_prompts_of_a_data_set_that_is_prepared_and_not_merged_are_kept_from_tokenised_rows_too(edition):
+    """The benchmark asks the prompts of all that is prepared."""
+    some = {"datasets": (*TOKENISED, "B2_opencodeinstruct"), "corpus": {"maximum_length": 32, "require": "some"}}
+    edition.validated("B1_glaive", [sample("b", [1], [2])])
+    edition.validated("A1", [sample("a", [5], [6]), sample("other", [7], [8])])
+    run(edition, **some)
+    assert set(sample_ids(edition)) == {"b", "a", "other"}
+    edition.prepared("B2_opencodeinstruct", {"held": ("benchmark", [5])})
+    result = run(edition, **some)
+    assert not result.reused
+    assert set(sample_ids(edition)) == {"b", "other"}
+    assert run(edition, **some).reused
+
+
+def test_a_generated_row_stays_where_its_tokenised_copy_that_is_left_out_is_of_a_more_precious_split(edition):
+    edition.validated("B1_glaive", [sample("b", [1], [2])])
+    edition.validated("A1", [sample("a", [1], [2], split="validation")])
+    run(edition, datasets=TOKENISED)
+    assert sample_ids(edition) == ["b"]
+
+
+def test_a_batch_of_rows_none_of_which_can_stay_is_counted_and_does_not_end_the_merge(edition):
+    edition.validated("B1_glaive", [sample("a", [1], [2])])
+    edition.validated("B2_opencodeinstruct", [sample("long", [1] * 40, [2])])
+    assert run(edition).manifest.counts["dropped"]["too_long"] == 1
+    assert sample_ids(edition) == ["a"]
+
+
+def test_rows_of_one_content_are_trained_once_though_their_prompts_differ_before_they_are_rendered(edition):
+    edition.validated("B1_glaive", [sample("first", [1], [2]), sample("held", [3], [4], split="validation")])
+    edition.validated("B2_opencodeinstruct", [sample("second", [1], [2]), sample("leak", [3], [4])])
+    prompts_of(edition, "B1_glaive", {"first": ("train", "one"), "held": ("validation", "two")})
+    prompts_of(edition, "B2_opencodeinstruct", {"second": ("train", "three"), "leak": ("train", "four")})
+    result = run(edition)
+    assert sample_ids(edition) == ["first", "held"]
+    assert dropped_of(result, "B2_opencodeinstruct") == {"duplicate": 1, "copy_of_held_out": 1}
+
+
+def test_tokenised_rows_are_not_merged_where_the_prompts_of_a_generated_data_set_are_gone(edition):
+    edition.validated("B1_glaive", [sample("b", [1], [2])])
+    edition.validated("A1", [sample("a", [3], [4])])
+    edition.request().files.dataset("B1_glaive").prompts.unlink()
+    with pytest.raises(BadInput, match=r"B1_glaive/prompts.parquet: expected a file written by an earlier stage"):
+        run(edition, datasets=TOKENISED)

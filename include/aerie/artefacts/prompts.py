@@ -81,6 +81,12 @@ def iterate_prompt_tokens(path: Path) -> Iterator[PromptTokens]:
         yield from map(PromptTokens._make, zip(*others, tokens, strict=True))
 
 
+def iterate_prompt_ids(path: Path) -> Iterator[pa.ListArray]:
+    """Yield the ids of all prompts, a batch at a time, as lists of int32; raises as ``iterate_prompts`` does."""
+    for batch in iterate_batches(path, SCHEMA, written_by="prepare", columns=["prompt_ids"]):
+        yield batch.column("prompt_ids")
+
+
 def find_prompt(path: Path, sample_id: str) -> tuple[int, Prompt] | None:
     """The prompt of a sample and its row number, without reading the tokens of others; raises as above."""
     found = find_row(path, SCHEMA, sample_id, written_by="prepare")

@@ -1,7 +1,12 @@
-"""Equal prompts across data sets, by the hashes that ``prepare`` made of their normalised content."""
+"""Equal prompts across data sets: by the hashes that ``prepare`` made of their normalised content, or by token ids.
 
-from collections.abc import Iterator
+Of rows that arrive tokenised nobody knows what was asked, only its ids.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Self
 
@@ -10,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aerie.artefacts.prompt_hashes import iterate_prompt_hash_batches
-from aerie.corpus.rows import order_keys
+from aerie.artefacts.prompts import iterate_prompt_ids
+from aerie.corpus.rows import PROMPT_HASH_BYTES, TokenRows, flat, order_keys
 
 Uint64Array = npt.NDArray[np.uint64]
 
@@ -39,6 +45,39 @@ class PromptHashes:
         places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         known = self.keys[places] == keys
         return np.where(known[:, None], self.hashes[places], otherwise)
+
+
+@dataclass(frozen=True)
+class PreparedPrompts:
+    """What ``prepare`` wrote of all generated data sets, in any split, by token ids: hashes uint64 [n], sorted."""
+
+    hashes: Uint64Array
+
+    @classmethod
+    def read(cls, paths: Sequence[Path]) -> Self:
+        """Read the prompts of these files; one without ids, which was skipped, is none.
+
+        Raises:
+            BadInput: a file is missing or is not one of prompts.
+        """
+        digests = b"".join(map(_digests, chain.from_iterable(map(iterate_prompt_ids, paths))))
+        return cls(np.unique(np.frombuffer(digests, dtype="<u8")))
+
+    def asked_by(self, rows: TokenRows) -> npt.NDArray[np.bool_]:
+        """Which of ``rows`` train on an answer to one of these prompts, at any of their turns: bool [n]."""
+        hashes, of_rows = rows.prompt_hashes()
+        asked = np.zeros(len(rows.lengths), bool)
+        if len(self.hashes):
+            places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+            asked[of_rows[self.hashes[places] == hashes]] = True
+        return asked
+
+
+def _digests(prompts: pa.ListArray) -> bytes:
+    values, offsets = flat(prompts)
+    ids = values.astype(np.int32, copy=False)
+    pairs = pairwise(offsets.tolist())
+    return b"".join(hashlib.sha256(ids[a:b].data).digest()[:PROMPT_HASH_BYTES] for a, b in pairs if a < b)
 
 
 def _arrays(path: Path, seed: int) -> Iterator[tuple[Uint64Array, Uint64Array, npt.NDArray[np.bool_]]]:

@@ -8,7 +8,9 @@ one checks, hashes and counts them, one sets them down; nearly all of it is C co
 Equal prompts of different data sets are found here, not before generation: data sets are prepared and generated at
 different times, also in different runs, and only when all are there does it depend on nothing else which one stays.
 Two rows are the same if they answer the same prompt, which only rows of different data sets can, since ``prepare``
-takes a prompt once; rows that arrive tokenised, if their ids and masks are.
+takes a prompt once, or if their ids and masks are. Of rows that arrive tokenised nobody knows what was asked, so that
+they are compared by ids: one that answers a prompt of a generated data set is left out, whatever the prompt's split,
+lest what is held out there be trained on through it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +26,7 @@ import pyarrow as pa
 from aerie.artefacts.corpus import CORPUS_SCHEMA, ROWS_PER_RECORD_BATCH, CorpusWriter, Int64Array
 from aerie.artefacts.files import sha256_of, sync_file
 from aerie.artefacts.samples import SAMPLE_SCHEMA, count_tokens, iterate_sample_batches
-from aerie.corpus.equal_prompts import PromptHashes
+from aerie.corpus.equal_prompts import PreparedPrompts, PromptHashes
 from aerie.corpus.limits import Limit, shares_of
 from aerie.corpus.read_ahead import read_ahead
 from aerie.corpus.rows import BENCHMARK, SPLITS, VALIDATION, Origin, TokenRows, check_rows, order_keys, split_codes
@@ -49,11 +51,12 @@ ABOUT_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Source:
-    """Samples of one validated data set, and the hashes of its prompts, if it was prepared from text."""
+    """Samples of one validated data set, and the hashes of its prompts, if it did not arrive ``tokenised``."""
 
     dataset: str
     samples: Path
     prompt_hashes: Path
+    tokenised: bool
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ class _Batch:
 
     rows: pa.RecordBatch
     dataset_number: int
+    tokenised: bool
     origin: Origin
     prompts: PromptHashes
     split_of: dict[str, int]
@@ -140,13 +144,17 @@ class _CheckedBatch:
 
 
 class Merge:
-    """One merge into ``folder``, which is not there yet: every source is read, then the shards are written."""
+    """One merge into ``folder``, which is not there yet: every source is read, then the shards are written.
 
-    def __init__(self, folder: Path, sources: Sequence[Source], rules: Rules) -> None:
+    ``prompts`` are files of ``prepare``: prompts that rows which arrive tokenised may not answer.
+    """
+
+    def __init__(self, folder: Path, sources: Sequence[Source], rules: Rules, prompts: Sequence[Path]) -> None:
         self._folder = folder
         self._sources = sources
         self._rules = rules
         self._rows = [RowNumbers.none()]
+        self._prepared = PreparedPrompts.read(prompts)
         self._held_out: list[npt.NDArray[np.uint64]] = [np.empty((0, 2), np.uint64)]
         tokens = sum(count_tokens(source.samples) for source in sources)
         self._partitions = min(1 + tokens // TOKENS_PER_PARTITION, MOST_PARTITIONS)
@@ -175,7 +183,8 @@ class Merge:
             split_of: dict[str, int] = {}
             first_row = 0
             for rows in iterate_sample_batches(source.samples, COLUMNS):
-                yield _Batch(rows, number, Origin(source.samples, source.dataset, first_row), prompts, split_of)
+                origin = Origin(source.samples, source.dataset, first_row)
+                yield _Batch(rows, number, source.tokenised, origin, prompts, split_of)
                 first_row += rows.num_rows
 
     def _check(self, batch: _Batch) -> _CheckedBatch:
@@ -190,7 +199,9 @@ class Merge:
         contents = tokens.content_hashes()
         rows = RowNumbers(
             keys=keys,
-            contents=batch.prompts.of(keys, otherwise=contents),
+            prompts=batch.prompts.of(keys, otherwise=contents),
+            contents=contents,
+            prompts_of_generated=self._prepared.asked_by(tokens) if batch.tokenised else np.zeros(len(keys), bool),
             splits=splits,
             datasets=np.full(len(keys), batch.dataset_number, np.int16),
             tokens=tokens.lengths.astype(np.int32),
@@ -209,7 +220,8 @@ class Merge:
             ],
             schema=ABOUT_SCHEMA,
         )
-        kept = np.flatnonzero((rows.tokens <= self._rules.maximum_length) & (splits != BENCHMARK))
+        left_out = (rows.tokens > self._rules.maximum_length) | (splits == BENCHMARK) | rows.prompts_of_generated
+        kept = np.flatnonzero(~left_out)
         partitions = self._partitions_of(keys[kept], splits[kept])
         order = np.argsort(partitions, kind="stable")
         chosen = tokens.take(kept[order])

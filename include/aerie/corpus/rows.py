@@ -19,6 +19,8 @@ SPLITS = ("benchmark", "validation", "train")
 BENCHMARK, VALIDATION, TRAIN = range(len(SPLITS))
 
 CONTENT_HASH_BYTES = 16
+PROMPT_HASH_BYTES = 8
+"""Enough where a false match leaves out a row: one of them in 100,000 merges of 10 million prompts and as many rows."""
 
 
 def order_keys(sample_ids: Sequence[str], seed: int) -> npt.NDArray[np.uint64]:
@@ -68,6 +70,23 @@ class TokenRows:
             digests += digest.digest()[:CONTENT_HASH_BYTES]
         return np.frombuffer(bytes(digests), dtype="<u8").reshape(-1, 2)
 
+    def prompt_hashes(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """Hash of the ids before each run of trained tokens, which is its prompt, and the run's row: [m] both."""
+        begins = self.mask.view(np.bool_).copy()
+        begins[1:] &= self.mask[:-1] == 0
+        begins[self.offsets[:-1]] = self.mask[self.offsets[:-1]]  # the row before may end with a trained token
+        runs = np.flatnonzero(begins)
+        rows = np.searchsorted(self.offsets, runs, side="right") - 1
+        digest, hashed, of_row = hashlib.sha256(), 0, -1
+        digests = bytearray()
+        for run, row, first in zip(runs.tolist(), rows.tolist(), self.offsets[rows].tolist(), strict=True):
+            if row != of_row:
+                digest, hashed, of_row = hashlib.sha256(), first, row
+            digest.update(self.ids[hashed:run].data)
+            hashed = run
+            digests += digest.digest()[:PROMPT_HASH_BYTES]
+        return np.frombuffer(bytes(digests), dtype="<u8"), rows
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -100,8 +119,8 @@ def check_rows(batch: pa.RecordBatch, origin: Origin, *, vocabulary_size: int) -
         Failed: ids and mask differ in length, a row is empty, an id is outside the verifier's vocabulary, a mask holds
             something other than 0 and 1, or trains no token.
     """
-    ids, id_offsets = _flat(batch.column("input_ids"))
-    mask, mask_offsets = _flat(batch.column("loss_mask"))
+    ids, id_offsets = flat(batch.column("input_ids"))
+    mask, mask_offsets = flat(batch.column("loss_mask"))
     lengths, mask_lengths = np.diff(id_offsets), np.diff(mask_offsets)
     origin.refuse(batch, lengths != mask_lengths, "input_ids and loss_mask differ in length")
     origin.refuse(batch, lengths == 0, "the row has no tokens")
@@ -128,7 +147,7 @@ def split_codes(batch: pa.RecordBatch, origin: Origin) -> npt.NDArray[np.int8]:
     return codes
 
 
-def _flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Values and offsets of a list column, the offsets starting at 0."""
     offsets = column.offsets.to_numpy().astype(np.int64)
     values = column.values.slice(offsets[0], offsets[-1] - offsets[0])

@@ -16,21 +16,34 @@ from aerie.corpus.rows import BENCHMARK
 Uint64Array = npt.NDArray[np.uint64]
 Int32Array = npt.NDArray[np.int32]
 
-REASONS = ("kept", "held_out", "too_long", "duplicate", "copy_of_held_out", "over_cap", "over_weight")
-"""What becomes of a row. ``held_out``: for the benchmark. The last two: ``corpus.caps`` and ``corpus.weights``."""
-KEPT, HELD_OUT, TOO_LONG, DUPLICATE, COPY_OF_HELD_OUT, OVER_CAP, OVER_WEIGHT = range(len(REASONS))
+REASONS = (
+    "kept",
+    "held_out",
+    "too_long",
+    "prompt_of_generated",
+    "duplicate",
+    "copy_of_held_out",
+    "over_cap",
+    "over_weight",
+)
+"""What becomes of a row. ``held_out``: for the benchmark. ``prompt_of_generated``: it arrived tokenised, and some
+generated data set asks its prompt, in whatever split. The last two: ``corpus.caps`` and ``corpus.weights``."""
+KEPT, HELD_OUT, TOO_LONG, PROMPT_OF_GENERATED, DUPLICATE, COPY_OF_HELD_OUT, OVER_CAP, OVER_WEIGHT = range(len(REASONS))
 
 
 @dataclass(frozen=True)
 class RowNumbers:
     """Numbers of n rows.
 
-    ``keys`` uint64 [n] are order keys, ``contents`` uint64 [n, 2] hashes of what makes two rows the same, ``splits``
-    int8 [n] and ``datasets`` int16 [n] indices, the rest int32 [n] counts of tokens.
+    ``keys`` uint64 [n] are order keys, ``prompts`` and ``contents`` uint64 [n, 2] hashes, equal ones of which make two
+    rows the same, ``prompts_of_generated`` bool [n] tells of rows that arrived tokenised whether a generated data set
+    asks their prompt, ``splits`` int8 [n] and ``datasets`` int16 [n] are indices, the rest int32 [n] counts of tokens.
     """
 
     keys: Uint64Array
+    prompts: Uint64Array
     contents: Uint64Array
+    prompts_of_generated: npt.NDArray[np.bool_]
     splits: npt.NDArray[np.int8]
     datasets: npt.NDArray[np.int16]
     tokens: Int32Array
@@ -49,7 +62,9 @@ class RowNumbers:
         numbers = np.empty(0, np.int32)
         return cls(
             keys=np.empty(0, np.uint64),
+            prompts=np.empty((0, 2), np.uint64),
             contents=np.empty((0, 2), np.uint64),
+            prompts_of_generated=np.empty(0, bool),
             splits=np.empty(0, np.int8),
             datasets=np.empty(0, np.int16),
             tokens=numbers,
@@ -74,31 +89,38 @@ class Selection:
 
     @classmethod
     def of(cls, rows: RowNumbers, *, maximum_length: int) -> Self:
-        """The rows, without those held out for the benchmark and those longer than ``maximum_length`` tokens."""
+        """The rows, without those of the benchmark, too long ones, and tokenised ones with a generated prompt."""
         reasons = np.zeros(len(rows.keys), np.int8)
+        reasons[rows.prompts_of_generated] = PROMPT_OF_GENERATED
         reasons[rows.tokens > maximum_length] = TOO_LONG
         reasons[rows.splits == BENCHMARK] = HELD_OUT
         return cls(rows, reasons)
 
     def drop_copies(self, held_out: Uint64Array) -> None:
-        """Drop all but one of the rows with one content.
+        """Drop all but one of the rows that answer one prompt, then of those with one content.
 
-        The one in the most precious split stays, then that of the first data set. Contents that are ``held_out``
+        The one in the most precious split stays, then that of the first data set. Prompts that are ``held_out``
         (uint64 [m, 2]), for which there are no rows, come before all.
         """
+        self._drop_equal(self.rows.prompts, held_out)
+        self._drop_equal(self.rows.contents, held_out[:0])
+
+    def _drop_equal(self, hashes: Uint64Array, held_out: Uint64Array) -> None:
         taking_part = np.flatnonzero((self.reasons == KEPT) | (self.reasons == HELD_OUT))
         none, rows = len(held_out), self.rows
-        keys = np.concatenate([np.zeros(none, np.uint64), rows.keys[taking_part]])
-        contents = np.concatenate([held_out, rows.contents[taking_part]])
-        splits = np.concatenate([np.full(none, BENCHMARK, np.int8), rows.splits[taking_part]])
-        datasets = np.concatenate([np.full(none, -1, np.int16), rows.datasets[taking_part]])
+        contents = np.concatenate([held_out, hashes[taking_part]])
+        again = _occurring_again(contents[:, 0])
+        contents = contents[again]
+        keys = np.concatenate([np.zeros(none, np.uint64), rows.keys[taking_part]])[again]
+        splits = np.concatenate([np.full(none, BENCHMARK, np.int8), rows.splits[taking_part]])[again]
+        datasets = np.concatenate([np.full(none, -1, np.int16), rows.datasets[taking_part]])[again]
         order = np.lexsort((keys, datasets, splits, contents[:, 1], contents[:, 0]))
         repeats = np.zeros(len(order), bool)
         repeats[1:] = (contents[order][1:] == contents[order][:-1]).all(axis=1)
         firsts = np.maximum.accumulate(np.where(repeats, 0, np.arange(len(order))))
         dropped = np.flatnonzero(repeats & (splits[order] != BENCHMARK))
         of_held_out = splits[order][firsts[dropped]] < splits[order][dropped]
-        places = taking_part[order[dropped] - none]
+        places = taking_part[again[order[dropped]] - none]
         self.reasons[places] = np.where(of_held_out, COPY_OF_HELD_OUT, DUPLICATE)
         self.same_as[places] = keys[order][firsts[dropped]]
 
@@ -115,6 +137,13 @@ class Selection:
 
     def _kept(self, dataset: int) -> npt.NDArray[np.int64]:
         return np.flatnonzero((self.rows.datasets == dataset) & (self.reasons == KEPT))
+
+
+def _occurring_again(words: Uint64Array) -> npt.NDArray[np.int64]:
+    """Places of all values that occur more than once: few, and only they need to be compared by all they have."""
+    order = np.argsort(words)
+    same = words[order][1:] == words[order][:-1]
+    return order[np.append(same, False) | np.append(False, same)] if len(order) else order
 
 
 def repeated_keys(keys: Uint64Array) -> npt.NDArray[np.int64]:

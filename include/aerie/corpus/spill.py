@@ -6,6 +6,7 @@ what else a row has. Tokens are moved as slices of arrays: Arrow's own ``take`` 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,9 +53,10 @@ class Spill:
         folder.mkdir(parents=True)
 
     def add(self, about: pa.RecordBatch, tokens: TokenRows, partitions: Int64Array) -> None:
-        """Set down rows, each in the partition given for it (int64 [n], in ascending order)."""
+        """Set down rows, of which there may be none, each in the partition given for it (int64 [n], ascending)."""
         names, begins = np.unique(partitions, return_index=True)
-        for name, begin, end in zip(names.tolist(), begins, [*begins[1:], len(partitions)], strict=True):
+        bounds = pairwise([*begins.tolist(), len(partitions)])
+        for name, (begin, end) in zip(names.tolist(), bounds, strict=True):
             if name not in self._writers:
                 self._writers[name] = _PartitionWriter(self._stem(name), self._schema)
             first, last = tokens.offsets[begin], tokens.offsets[end]

@@ -48,7 +48,7 @@ from aerie.corpus.vocabulary import (
 from aerie.errors import Failed
 from aerie.stages import Events, StageRequest, StageResult
 
-MERGE_VERSION = 3
+MERGE_VERSION = 4
 """Raised when the same samples would become another corpus."""
 VOCABULARY_VERSION = 2
 """Raised when the same corpus would get another draft vocabulary."""
@@ -66,6 +66,8 @@ def merge(request: StageRequest, events: Events) -> StageResult:
     verifier = shared_verifier(files, sources)
     inputs = [_unchanged_samples(files, source) for source in sources]
     inputs += [describe_input(source.prompt_hashes) for source in sources if source.prompt_hashes.is_file()]
+    prompts = prompts_not_to_answer(request, sources)
+    inputs += map(describe_input, prompts)
     rules = Rules(
         seed=request.settings.seed,
         maximum_length=request.settings.corpus.maximum_length,
@@ -83,7 +85,7 @@ def merge(request: StageRequest, events: Events) -> StageResult:
     events.progress(f"merging {len(sources)} data sets: {', '.join(source.dataset for source in sources)}")
     remove_partial_folders(files.corpus)
     with atomic_folder(files.corpus) as folder:
-        merged = Merge(folder / DATASET_FOLDER, sources, rules).run()
+        merged = Merge(folder / DATASET_FOLDER, sources, rules, prompts).run()
         counts = {**merged.counts, "seed": rules.seed}
         write_token_frequencies(folder, merged.frequencies)
         dropped_rows = _write_dropped(folder / DROPPED_FILE, sources, merged.selection)
@@ -131,7 +133,28 @@ def validated_sources(request: StageRequest) -> list[Source]:
         )
     if not validated:
         raise Failed(f"edition {request.edition}: no data set has been validated, there is nothing to merge")
-    return [Source(key, files.dataset(key).samples, files.dataset(key).prompt_hashes) for key in validated]
+    return [
+        Source(
+            dataset=key,
+            samples=files.dataset(key).samples,
+            prompt_hashes=files.dataset(key).prompt_hashes,
+            tokenised=settings.dataset(key).kind == "tokenised",
+        )
+        for key in validated
+    ]
+
+
+def prompts_not_to_answer(request: StageRequest, sources: list[Source]) -> list[Path]:
+    """Prompts that rows which arrive tokenised may not answer; none where there are no such rows.
+
+    Those of every generated data set that is prepared, validated or not: the benchmark asks them all.
+    """
+    if not any(source.tokenised for source in sources):
+        return []
+    merged = {source.dataset for source in sources}
+    generated = [key for key, dataset in request.settings.datasets.items() if dataset.kind == "generated"]
+    prompts = {key: request.files.dataset(key).prompts for key in generated}
+    return [path for key, path in prompts.items() if key in merged or path.is_file()]
 
 
 def shared_verifier(files: EditionFiles, sources: list[Source]) -> VerifierTokens:
