@@ -407,6 +407,18 @@ def test_prompts_of_a_data_set_that_is_prepared_and_not_merged_are_kept_from_tok
     assert run(edition, **some).reused
 
 
+def test_what_a_data_set_that_is_prepared_and_not_merged_holds_out_is_not_trained_on_through_another(edition):
+    some = {"corpus": {"maximum_length": 32, "require": "some"}}
+    edition.validated("B1_glaive", [sample("leak", [1], [2]), sample("waits", [3], [4]), sample("other", [5], [6])])
+    prompts_of(edition, "B1_glaive", {name: ("train", name) for name in ("leak", "waits", "other")})
+    run(edition, **some)
+    edition.request().files.dataset("B2_opencodeinstruct").folder.mkdir()
+    prompts_of(edition, "B2_opencodeinstruct", {"held": ("benchmark", "leak"), "later": ("train", "waits")})
+    result = run(edition, **some)
+    assert set(sample_ids(edition)) == {"waits", "other"}
+    assert dropped_of(result, "B1_glaive") == {"copy_of_held_out": 1}
+
+
 def test_a_generated_row_stays_where_its_tokenised_copy_that_is_left_out_is_of_a_more_precious_split(edition):
     edition.validated("B1_glaive", [sample("b", [1], [2])])
     edition.validated("A1", [sample("a", [1], [2], split="validation")])

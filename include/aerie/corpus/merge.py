@@ -60,6 +60,23 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """Files of ``prepare`` by which rows are kept out that no source holds.
+
+    ``prompts``: rows that arrive tokenised may answer none of them. ``prompt_hashes``, of data sets that are prepared
+    and not merged: no row may answer what they hold out for the benchmark, which asks it of all that is prepared.
+    """
+
+    prompts: Sequence[Path] = ()
+    prompt_hashes: Sequence[Path] = ()
+
+    @property
+    def files(self) -> list[Path]:
+        """All of them."""
+        return [*self.prompts, *self.prompt_hashes]
+
+
+@dataclass(frozen=True)
 class Rules:
     """What a merge keeps: rows up to ``maximum_length`` with ids below ``vocabulary_size``, shuffled by ``seed``.
 
@@ -144,18 +161,17 @@ class _CheckedBatch:
 
 
 class Merge:
-    """One merge into ``folder``, which is not there yet: every source is read, then the shards are written.
+    """One merge into ``folder``, which is not there yet: every source is read, then the shards are written."""
 
-    ``prompts`` are files of ``prepare``: prompts that rows which arrive tokenised may not answer.
-    """
-
-    def __init__(self, folder: Path, sources: Sequence[Source], rules: Rules, prompts: Sequence[Path]) -> None:
+    def __init__(self, folder: Path, sources: Sequence[Source], rules: Rules, prepared: Prepared) -> None:
         self._folder = folder
         self._sources = sources
         self._rules = rules
         self._rows = [RowNumbers.none()]
-        self._prepared = PreparedPrompts.read(prompts)
+        self._prepared = PreparedPrompts.read(prepared.prompts)
         self._held_out: list[npt.NDArray[np.uint64]] = [np.empty((0, 2), np.uint64)]
+        for path in prepared.prompt_hashes:
+            self._hold_out(PromptHashes.read(path, rules.seed))
         tokens = sum(count_tokens(source.samples) for source in sources)
         self._partitions = min(1 + tokens // TOKENS_PER_PARTITION, MOST_PARTITIONS)
         self._tally = Tally(len(sources), rules.vocabulary_size)
@@ -179,13 +195,16 @@ class Merge:
     def _read(self) -> Iterator[_Batch]:
         for number, source in enumerate(self._sources):
             prompts = PromptHashes.read(source.prompt_hashes, self._rules.seed)
-            self._held_out.append(prompts.hashes[prompts.held_out])
+            self._hold_out(prompts)
             split_of: dict[str, int] = {}
             first_row = 0
             for rows in iterate_sample_batches(source.samples, COLUMNS):
                 origin = Origin(source.samples, source.dataset, first_row)
                 yield _Batch(rows, number, source.tokenised, origin, prompts, split_of)
                 first_row += rows.num_rows
+
+    def _hold_out(self, prompts: PromptHashes) -> None:
+        self._held_out.append(prompts.hashes[prompts.held_out])
 
     def _check(self, batch: _Batch) -> _CheckedBatch:
         """Check the rows, hash them and count their tokens."""

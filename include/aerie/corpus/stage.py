@@ -32,7 +32,7 @@ from aerie.artefacts.manifest import (
 )
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
 from aerie.corpus.limits import caps_of
-from aerie.corpus.merge import Merge, Merged, Rules, Source
+from aerie.corpus.merge import Merge, Merged, Prepared, Rules, Source
 from aerie.corpus.report import render_report
 from aerie.corpus.selection import KEPT, REASONS, Selection
 from aerie.corpus.vocabulary import (
@@ -66,8 +66,8 @@ def merge(request: StageRequest, events: Events) -> StageResult:
     verifier = shared_verifier(files, sources)
     inputs = [_unchanged_samples(files, source) for source in sources]
     inputs += [describe_input(source.prompt_hashes) for source in sources if source.prompt_hashes.is_file()]
-    prompts = prompts_not_to_answer(request, sources)
-    inputs += map(describe_input, prompts)
+    prepared = prepared_beside(request, sources)
+    inputs += map(describe_input, prepared.files)
     rules = Rules(
         seed=request.settings.seed,
         maximum_length=request.settings.corpus.maximum_length,
@@ -85,7 +85,7 @@ def merge(request: StageRequest, events: Events) -> StageResult:
     events.progress(f"merging {len(sources)} data sets: {', '.join(source.dataset for source in sources)}")
     remove_partial_folders(files.corpus)
     with atomic_folder(files.corpus) as folder:
-        merged = Merge(folder / DATASET_FOLDER, sources, rules, prompts).run()
+        merged = Merge(folder / DATASET_FOLDER, sources, rules, prepared).run()
         counts = {**merged.counts, "seed": rules.seed}
         write_token_frequencies(folder, merged.frequencies)
         dropped_rows = _write_dropped(folder / DROPPED_FILE, sources, merged.selection)
@@ -144,17 +144,18 @@ def validated_sources(request: StageRequest) -> list[Source]:
     ]
 
 
-def prompts_not_to_answer(request: StageRequest, sources: list[Source]) -> list[Path]:
-    """Prompts that rows which arrive tokenised may not answer; none where there are no such rows.
-
-    Those of every generated data set that is prepared, validated or not: the benchmark asks them all.
-    """
-    if not any(source.tokenised for source in sources):
-        return []
+def prepared_beside(request: StageRequest, sources: list[Source]) -> Prepared:
+    """What is prepared of generated data sets, validated or not: their prompts, if there are rows to compare by ids."""
     merged = {source.dataset for source in sources}
     generated = [key for key, dataset in request.settings.datasets.items() if dataset.kind == "generated"]
-    prompts = {key: request.files.dataset(key).prompts for key in generated}
-    return [path for key, path in prompts.items() if key in merged or path.is_file()]
+    files = {key: request.files.dataset(key) for key in generated}
+    prompts = [its.prompts for key, its in files.items() if key in merged or its.prompts.is_file()]
+    return Prepared(
+        prompts=prompts if any(source.tokenised for source in sources) else (),
+        prompt_hashes=[
+            its.prompt_hashes for key, its in files.items() if key not in merged and its.prompt_hashes.is_file()
+        ],
+    )
 
 
 def shared_verifier(files: EditionFiles, sources: list[Source]) -> VerifierTokens:
