@@ -180,6 +180,27 @@ def test_second_merge_of_the_same_samples_does_nothing_and_a_changed_sample_merg
     assert (counts["rows"], counts["tokens"], counts["response_tokens"], counts["longest_row_tokens"]) == (1, 2, 1, 2)
 
 
+def test_which_of_equal_rows_stays_does_not_depend_on_the_order_in_which_a_configuration_names_data_sets(edition):
+    datasets = ("C1_mine", "B2_opencodeinstruct", "A1", "B1_glaive", "C0_mine")
+    for dataset in datasets:
+        edition.validated(dataset, [sample(f"{dataset}-{i}", [1, i], [2]) for i in range(4)])
+    first = run(edition, datasets=datasets).manifest.counts
+    assert {row.dataset for row in iterate_rows(dataset_folder(edition))} == {"B1_glaive"}
+    assert run(edition, datasets=datasets[::-1]).reused
+    again = run(edition, datasets=datasets[::-1], force=True).manifest.counts
+    assert again == first
+
+
+def test_a_data_set_without_a_row_beside_another_such_is_merged_again_and_counted(edition):
+    """Their samples are the same bytes, so that the hashes of the inputs do not tell that there is one more."""
+    edition.validated("B1_glaive", [sample("a", [1], [2])])
+    edition.validated("B2_opencodeinstruct", [])
+    run(edition)
+    edition.validated("B3_magicoder", [])
+    result = run(edition, datasets=("B1_glaive", "B2_opencodeinstruct", "B3_magicoder"))
+    assert list(result.manifest.counts["datasets"]) == ["B1_glaive", "B2_opencodeinstruct", "B3_magicoder"]
+
+
 def test_repeated_overlong_and_held_out_rows_are_dropped_and_counted(edition):
     edition.validated(
         "B1_glaive",

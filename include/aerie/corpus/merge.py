@@ -1,7 +1,7 @@
 """Merging validated data sets into one shuffled training set, in bounded memory.
 
 Every row gets an order key, the hash of seed and sample id: the permutation depends on nothing else, not on the order
-of files, the number of shards or an interruption. Rows are spilled into partitions by key, then each partition is
+of rows, the number of shards or an interruption. Rows are spilled into partitions by key, then each partition is
 sorted and becomes one shard, so that memory holds some rows and a few numbers of every row. One thread decodes batches,
 one checks, hashes and counts them, one sets them down; nearly all of it is C code that lets the others run.
 
@@ -161,7 +161,10 @@ class _CheckedBatch:
 
 
 class Merge:
-    """One merge into ``folder``, which is not there yet: every source is read, then the shards are written."""
+    """One merge into ``folder``, which is not there yet: every source is read, then the shards are written.
+
+    Of equal rows in one split that of the first of ``sources`` stays.
+    """
 
     def __init__(self, folder: Path, sources: Sequence[Source], rules: Rules, prepared: Prepared) -> None:
         self._folder = folder

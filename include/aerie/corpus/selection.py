@@ -1,6 +1,7 @@
 """Which rows stay: a few numbers a row for all rows of a merge, and why each of the others is dropped.
 
-It depends on seed, sample ids and contents only: not on the order of files, nor on how rows were partitioned.
+It depends on seed, sample ids, contents and the names of data sets only, of which the first in the pipeline's order
+(``keys_in_order``) keeps what several have: not on the order of settings or rows, nor on how rows were partitioned.
 """
 
 from collections.abc import Sequence

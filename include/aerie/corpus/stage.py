@@ -75,14 +75,15 @@ def merge(request: StageRequest, events: Events) -> StageResult:
         caps=caps_of(request.settings),
         weights=dict(request.settings.corpus.weights),
     )
-    fingerprint = fingerprint_of({"version": MERGE_VERSION, **asdict(rules)})
+    datasets = [source.dataset for source in sources]
+    fingerprint = fingerprint_of({"version": MERGE_VERSION, "datasets": datasets, **asdict(rules)})
     manifest_path = files.manifest("merge")
     answer = None if request.force else answered_by(manifest_path, fingerprint=fingerprint, inputs=inputs)
     if answer is not None:
         events.progress(f"nothing to do: the corpus of {answer.counts['rows']} rows answers these samples")
         return StageResult(stage="merge", reused=True, manifest=answer)
     manifest_path.unlink(missing_ok=True)
-    events.progress(f"merging {len(sources)} data sets: {', '.join(source.dataset for source in sources)}")
+    events.progress(f"merging {len(datasets)} data sets: {', '.join(datasets)}")
     remove_partial_folders(files.corpus)
     with atomic_folder(files.corpus) as folder:
         merged = Merge(folder / DATASET_FOLDER, sources, rules, prepared).run()
@@ -113,7 +114,7 @@ def merge(request: StageRequest, events: Events) -> StageResult:
 
 
 def validated_sources(request: StageRequest) -> list[Source]:
-    """Validated data sets of the edition, in the order of the settings.
+    """Validated data sets of the edition, in the order of the settings, which is the pipeline's (``keys_in_order``).
 
     Under ``require: all`` every data set of the settings must be validated; a run that selected some must have those,
     and every other data set that the edition has begun.
