@@ -20,6 +20,7 @@ from aerie.corpus import merge as merging
 from aerie.corpus.stage import merge, read_corpus
 from aerie.errors import BadInput, Failed
 from aerie.prompts.identity import content_hash
+from aerie.stage_display import share_done
 from aerie.stages import StageResult
 
 from .conftest import VERIFIER, VOCABULARY_SIZE, Edition, sample
@@ -199,6 +200,23 @@ def test_a_data_set_without_a_row_beside_another_such_is_merged_again_and_counte
     edition.validated("B3_magicoder", [])
     result = run(edition, datasets=("B1_glaive", "B2_opencodeinstruct", "B3_magicoder"))
     assert list(result.manifest.counts["datasets"]) == ["B1_glaive", "B2_opencodeinstruct", "B3_magicoder"]
+
+
+def test_a_long_merge_tells_how_many_rows_it_has_checked_and_written_of_how_many(two_datasets, monkeypatch):
+    monkeypatch.setattr(merging, "TOKENS_PER_PARTITION", 100)
+    edition = two_datasets()
+    edition.validated("B1_glaive", [sample("long", [1] * 40, [2]), sample("only", [1], [2])])
+    run(edition, generation={"progress_seconds": 1e-9})
+    events = [json.loads(line) for line in (edition.root / "events.jsonl").read_text().splitlines()]
+    told = [event for event in events if event["type"] == "progress" and "rows" in event]
+    assert [(event["message"], share_done(event)) for event in told[:2]] == [
+        ("checked 2 of 42 rows", (2, 42)),
+        ("checked 42 of 42 rows", (42, 42)),
+    ]
+    assert len(told) > 3
+    assert told[-1]["message"] == "wrote 41 of 41 rows"
+    written = [event["rows"] for event in told[2:]]
+    assert written == sorted(set(written))
 
 
 def test_repeated_overlong_and_held_out_rows_are_dropped_and_counted(edition):

@@ -209,6 +209,16 @@ def iterate_sample_batches(path: Path, columns: Sequence[str] | None = None) -> 
         yield from file.iter_batches(batch_size=ROWS_PER_GROUP, columns=columns)
 
 
+def count_rows(path: Path) -> int:
+    """Rows, from what the file says of itself.
+
+    Raises:
+        BadInput: the file is missing or is not such a file.
+    """
+    with _open_samples(path) as file:
+        return int(file.metadata.num_rows)
+
+
 def count_tokens(path: Path) -> int:
     """Tokens of all rows, prompts included, from two columns of numbers.
 

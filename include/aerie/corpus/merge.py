@@ -25,9 +25,10 @@ import pyarrow as pa
 
 from aerie.artefacts.corpus import CORPUS_SCHEMA, ROWS_PER_RECORD_BATCH, CorpusWriter, Int64Array
 from aerie.artefacts.files import sha256_of, sync_file
-from aerie.artefacts.samples import SAMPLE_SCHEMA, count_tokens, iterate_sample_batches
+from aerie.artefacts.samples import SAMPLE_SCHEMA, count_rows, count_tokens, iterate_sample_batches
 from aerie.corpus.equal_prompts import PreparedPrompts, PromptHashes
 from aerie.corpus.limits import Limit, shares_of
+from aerie.corpus.progress import Progress
 from aerie.corpus.read_ahead import read_ahead
 from aerie.corpus.rows import BENCHMARK, SPLITS, VALIDATION, Origin, TokenRows, check_rows, order_keys, split_codes
 from aerie.corpus.selection import KEPT, OVER_CAP, OVER_WEIGHT, REASONS, RowNumbers, Selection, repeated_keys
@@ -166,7 +167,9 @@ class Merge:
     Of equal rows in one split that of the first of ``sources`` stays.
     """
 
-    def __init__(self, folder: Path, sources: Sequence[Source], rules: Rules, prepared: Prepared) -> None:
+    def __init__(
+        self, folder: Path, sources: Sequence[Source], rules: Rules, prepared: Prepared, progress: Progress
+    ) -> None:
         self._folder = folder
         self._sources = sources
         self._rules = rules
@@ -175,6 +178,7 @@ class Merge:
         self._held_out: list[npt.NDArray[np.uint64]] = [np.empty((0, 2), np.uint64)]
         for path in prepared.prompt_hashes:
             self._hold_out(PromptHashes.read(path, rules.seed))
+        self._progress = progress
         tokens = sum(count_tokens(source.samples) for source in sources)
         self._partitions = min(1 + tokens // TOKENS_PER_PARTITION, MOST_PARTITIONS)
         self._tally = Tally(len(sources), rules.vocabulary_size)
@@ -187,8 +191,11 @@ class Merge:
             Failed: a row is wrong (``aerie.corpus.rows``), a sample id is used twice, a conversation is in two
                 splits, a data set with a weight has no row, or no row is left to train on.
         """
-        for rows in read_ahead(map(self._check, read_ahead(self._read()))):
-            self._take_in(rows)
+        taken, of_rows = 0, sum(count_rows(source.samples) for source in self._sources)
+        for checked in read_ahead(map(self._check, read_ahead(self._read()))):
+            self._take_in(checked)
+            taken += len(checked.rows.keys)
+            self._progress.told("checked", taken, of_rows)
         selection = self._select()
         merged = self._write(selection)
         if merged.train_rows == 0:
@@ -290,12 +297,15 @@ class Merge:
         kept = np.sort(selection.rows.keys[selection.reasons == KEPT])
         writer = CorpusWriter(self._folder)
         finished: list[Future[Shard]] = []
+        written = 0
         with ThreadPoolExecutor(max_workers=2) as finishing:  # one shard is hashed while the disk syncs another
             for partition in self._spill.partitions():
                 rows, others = _final_order(partition, kept)
                 self._count_off(partition, others)
                 if len(rows):
-                    path = writer.write_batches(read_ahead(self._batches(partition, rows)))
+                    batches = read_ahead(self._batches(partition, rows))
+                    path = writer.write_batches(self._told(batches, written, len(kept)))
+                    written += len(rows)
                     finished.append(finishing.submit(_finish, path, len(rows)))
         fingerprint = self._tally.fingerprint()
         writer.close(fingerprint=fingerprint)
@@ -309,6 +319,13 @@ class Merge:
             datasets=statistics_of(selection, datasets),
             frequencies=self._tally.frequencies(datasets),
         )
+
+    def _told(self, batches: Iterator[pa.RecordBatch], written: int, of_rows: int) -> Iterator[pa.RecordBatch]:
+        """The ``batches``, told of as they are written, ``written`` rows after the first of ``of_rows``."""
+        for batch in batches:
+            yield batch
+            written += batch.num_rows
+            self._progress.told("wrote", written, of_rows)
 
     def _batches(self, partition: SpilledRows, rows: Int64Array) -> Iterator[pa.RecordBatch]:
         """The ``rows`` of a partition as record batches of the corpus."""

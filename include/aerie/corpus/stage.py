@@ -33,6 +33,7 @@ from aerie.artefacts.manifest import (
 from aerie.artefacts.verifier_tokens import VerifierTokens, read_verifier_tokens
 from aerie.corpus.limits import caps_of
 from aerie.corpus.merge import Merge, Merged, Prepared, Rules, Source
+from aerie.corpus.progress import Progress
 from aerie.corpus.report import render_report
 from aerie.corpus.selection import KEPT, REASONS, Selection
 from aerie.corpus.vocabulary import (
@@ -85,8 +86,9 @@ def merge(request: StageRequest, events: Events) -> StageResult:
     manifest_path.unlink(missing_ok=True)
     events.progress(f"merging {len(datasets)} data sets: {', '.join(datasets)}")
     remove_partial_folders(files.corpus)
+    progress = Progress(events, request.settings.generation.progress_seconds)
     with atomic_folder(files.corpus) as folder:
-        merged = Merge(folder / DATASET_FOLDER, sources, rules, prepared).run()
+        merged = Merge(folder / DATASET_FOLDER, sources, rules, prepared, progress).run()
         counts = {**merged.counts, "seed": rules.seed}
         write_token_frequencies(folder, merged.frequencies)
         dropped_rows = _write_dropped(folder / DROPPED_FILE, sources, merged.selection)
