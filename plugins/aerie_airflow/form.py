@@ -87,8 +87,8 @@ def form(datasets: Sequence[str]) -> dict[str, Param]:
             title="Force",
             section=EXTENT,
             description_md=(
-                "Run steps again that already have an answer. Responses stay and are judged again; hidden states of "
-                "other conditions are discarded; training begins anew."
+                "Run steps again that already have an answer. Responses stay and are judged again; all hidden "
+                "states of the edition are discarded and captured again; training begins anew."
             ),
         ),
         "approvals": Param(

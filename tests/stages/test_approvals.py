@@ -88,6 +88,13 @@ def test_what_a_capture_measured_and_what_is_there_already_are_believed_before_w
     assert told["Hours in all"] == ["4.0 h"]
 
 
+def test_whoever_lets_a_forced_run_capture_is_told_of_the_states_that_it_discards():
+    forecast = manifest("forecast", {**FORECAST.counts, "present_bytes": 0, "discarded_bytes": 900_000_000_000})
+    told = rows(question("capture", SETTINGS, RunParameters(), {**EDITION, ("forecast", None): forecast}).body)
+    assert told["Discarded first"] == ["900.00 GB of states that are there: the run is forced"]
+    assert "Discarded first" not in rows(question("capture", SETTINGS, RunParameters(), EDITION).body)
+
+
 def test_states_that_are_streamed_take_what_their_limit_says():
     forecast = manifest("forecast", {**FORECAST.counts, "present_bytes": 0, "window_bytes": 2_000_000_000})
     told = rows(question("capture", SETTINGS, RunParameters(), {**EDITION, ("forecast", None): forecast}).body)

@@ -30,7 +30,9 @@ COMPUTE_TOLERANCE = {"float32": 0.0, "float16": 2e-2, "bfloat16": 5e-2}
 SAME = 0.2
 """Below this relative difference states are named after what they are; neighbouring layers are further apart."""
 
-REMEDY = "mend what computes them, then capture with --force (and without --rank), which discards these states"
+REMEDY = (
+    "mend what computes them, then capture with --force (in a new run, and without --rank), which discards these states"
+)
 
 
 @dataclass(frozen=True)

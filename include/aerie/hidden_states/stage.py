@@ -131,7 +131,7 @@ def capture(request: StageRequest, events: Events) -> StageResult:
     """Capture the hidden states of every corpus row, check each, and link them by row.
 
     State files that are there and good are kept; what is missing or wrong is captured. A forced capture discards all
-    that its run has not captured itself. A rank captures its own rows
+    that no capture of its run has made, what was taken while generating too. A rank captures its own rows
     and leaves their index; without a rank, the indexes of all are taken together. For a corpus that
     exceeds ``hidden_states.disk_limit_gib`` the capture is proved on a sample (``aerie.hidden_states.proof``).
 
