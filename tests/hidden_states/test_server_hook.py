@@ -195,10 +195,11 @@ def test_a_fault_that_nobody_foresaw_is_told_instead_of_blocking_the_server_afte
         patched.setattr(server_hook, "write_states", broken)
         for number in range(server_hook.PENDING_FORWARDS + 2):
             server.extend((rid(f"a{number}", 2), [3, 1], 0))
-    told = json.loads(hook_failure_path(server.states).read_text())["reason"]
+    told = json.loads(failure_path(server.states, "a0").read_text())["reason"]
     assert told.startswith("the writer of states failed: MemoryError: no room for the copy")
     server.extend((rid("b", 2), [3, 1], 0))
     assert server.written() == ["b"]
+    assert not hook_failure_path(server.states).exists(), "one lost sample writes off all that come after it"
 
 
 def test_only_the_first_rank_captures(tmp_path, monkeypatch):

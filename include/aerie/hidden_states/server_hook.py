@@ -120,11 +120,20 @@ class Writer:
         if forward.copied is not None:
             forward.copied.synchronize()
         for span in forward.spans:
-            match span.request:
-                case CapturedRequest():
-                    self._add(span.request, span, forward)
-                case GeneratedRequest():
-                    self._grow(span.request, span, forward)
+            try:
+                self._take_span(span, forward)
+            except Exception as error:  # of this request alone: others are written all the same
+                name = span.request.name
+                logger.exception("the states of %s are lost", name)
+                reason = f"the writer of states failed: {type(error).__name__}: {error}; see the server's log"
+                report_failure(failure_path(self._states, name), reason)
+
+    def _take_span(self, span: Span, forward: Forward) -> None:
+        match span.request:
+            case CapturedRequest():
+                self._add(span.request, span, forward)
+            case GeneratedRequest():
+                self._grow(span.request, span, forward)
 
     def _add(self, request: CapturedRequest, span: Span, forward: Forward) -> None:
         if state_path(self._states, request.name).exists():  # emitted again after it was written
