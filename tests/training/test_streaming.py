@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +23,7 @@ from aerie.hidden_states.check import check_state_file
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.hidden_states.streaming import file_bytes
 from aerie.processes import ProcessIdentity
+from aerie.training import stage
 from aerie.training.checkpoints import BatchPlan
 from aerie.training.stream_order import StreamOrder
 from aerie.training.streamed_states import StreamedStates, save_where_states_end
@@ -276,6 +279,21 @@ def test_a_trainer_that_hangs_over_streamed_states_is_ended_and_the_capture_does
         os.close(lock)
     assert "in hangs_by_itself" in str(raised.value)
     assert stream.failure is None and stream.so_far.rows >= 5
+
+
+@pytest.mark.parametrize("lost", [Retryable("the server died"), None])
+def test_a_trainer_that_hangs_after_the_capture_failed_is_told_of_as_the_capture_s_failure(monkeypatch, lost):
+    def hangs(*_, **__):
+        raise Failed("the trainer made no step")
+
+    prepared = SimpleNamespace(
+        trainer=SimpleNamespace(streamed=True, checkpoints=Path()), corpus=None, captured=None, layers=None, order=None
+    )
+    monkeypatch.setattr(stage, "trainer_gpus", lambda *_, **__: None)
+    monkeypatch.setattr(stage, "streamed_states", lambda *_: nullcontext(SimpleNamespace(failure=lost)))
+    monkeypatch.setattr(stage, "run_on", hangs)
+    with pytest.raises(Failed if lost is None else Retryable, match=str(lost or "made no step")):
+        stage.run(None, prepared, None, 0)
 
 
 def test_while_rows_are_captured_that_the_trainer_may_wait_for_the_capture_does_not_say_that_it_waits(corpus):

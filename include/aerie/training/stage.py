@@ -397,7 +397,14 @@ def run(request: StageRequest, prepared: Prepared, events: Events, lock: int) ->
             after=latest_progress(trainer.checkpoints),
         )
         with streamed_states(request, training, events) as stream:
-            report = run_on(request, prepared, events, lock, gpus=gpus, fed_since=lambda: stream.waiting_since)
+            try:
+                report = run_on(request, prepared, events, lock, gpus=gpus, fed_since=lambda: stream.waiting_since)
+            except Failed as error:
+                if (
+                    stream.failure is not None
+                ):  # a trainer that hangs as well is not what is to be told of, nor for good
+                    raise stream.failure from error
+                raise
             if stream.failure is not None:
                 raise stream.failure
         streamed = stream.so_far
