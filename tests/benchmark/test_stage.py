@@ -336,15 +336,15 @@ def test_in_bfloat16_a_swept_setting_that_parts_without_a_tie_is_not_recommended
     assert counts["recommended"] == {"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}
 
 
-def test_where_every_swept_setting_changes_the_output_none_is_recommended_the_configured_one_neither(bench):
+@pytest.mark.parametrize("sweep", [[], [{"num_steps": 2, "eagle_topk": 4, "num_draft_tokens": 8}]])
+def test_where_every_setting_changes_the_output_none_is_recommended_the_configured_one_neither(bench, sweep):
     def change(variant, reply):
         if variant == "trained":
             reply["output_ids"][5] = 30
 
     bench.change = change
-    wide = {"num_steps": 2, "eagle_topk": 4, "num_draft_tokens": 8}
     with pytest.raises(Failed, match="in float32 they must be identical"):
-        stage.benchmark(bench.request(sweep=[wide], compare_untrained=False), bench.events)
+        stage.benchmark(bench.request(sweep=sweep, compare_untrained=False), bench.events)
     results = bench.results()
     assert results["recommended"] is None
     assert "none is recommended" in results["recommendation"]["rule"]

@@ -104,12 +104,12 @@ def recommendation(bench: Bench, measured: Measured) -> dict[str, Any]:
     """
     tried = measured.tried
     best = recommend(tried)
-    if not tried:
-        recommended, rule = bench.asked.drafting.model_dump(), ONE_ALONE
-    elif best is None:
+    if best is not None:
+        recommended, rule = best.setting.model_dump(), RULE
+    elif tried or measured.lossless.verdict == "changed":
         recommended, rule = None, NONE_SOUND
     else:
-        recommended, rule = best.setting.model_dump(), RULE
+        recommended, rule = bench.asked.drafting.model_dump(), ONE_ALONE
     return {
         "recommended": recommended,
         "recommendation": {
