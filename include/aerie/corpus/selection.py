@@ -105,6 +105,17 @@ class Selection:
         """
         self._drop_equal(self.rows.prompts, held_out)
         self._drop_equal(self.rows.contents, held_out[:0])
+        self._follow_dropped()
+
+    def _follow_dropped(self) -> None:
+        """What was dropped for a row that was dropped later is the same as the one that this was dropped for."""
+        dropped = np.flatnonzero(self.same_as)
+        if not len(dropped):
+            return
+        dropped = dropped[np.argsort(self.rows.keys[dropped])]
+        keys, same = self.rows.keys[dropped], self.same_as[dropped]
+        places = np.minimum(np.searchsorted(keys, same), len(keys) - 1)
+        self.same_as[dropped] = np.where(keys[places] == same, same[places], same)
 
     def _drop_equal(self, hashes: Uint64Array, held_out: Uint64Array) -> None:
         taking_part = np.flatnonzero((self.reasons == KEPT) | (self.reasons == HELD_OUT))
