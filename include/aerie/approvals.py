@@ -43,7 +43,8 @@ def _before_capture(settings: PipelineSettings, parameters: RunParameters, manif
     streamed = counts.get("window_bytes")  # forecasts of before know neither streaming nor hours
     wanted = counts["bytes"] if streamed is None else streamed
     missing = max(0, wanted - counts["present_bytes"])
-    discarded = counts.get("discarded_bytes")  # nor what is discarded
+    discarded = counts.get("discarded_bytes", 0)  # of before: none was told of
+    forced = [("Discarded first", f"{_size(discarded)} of states that are there: the run is forced")]
     phases = [
         _as_forecast(phase, counts)
         for phase in later_phases(settings.expected_rates, counts["tokens"], epochs=settings.training.epochs)
@@ -56,11 +57,7 @@ def _before_capture(settings: PipelineSettings, parameters: RunParameters, manif
             f"{_size(counts['bytes'])} ({counts['tokens']:,} tokens x {counts['bytes_per_token']:,} bytes)",
         ),
         ("Still to be written", _size(missing) + ("" if streamed is None else ", at once: streamed while training")),
-        *(
-            [("Discarded first", f"{_size(discarded)} of states that are there: the run is forced")]
-            if discarded
-            else []
-        ),
+        *(forced if discarded else ()),
         ("Disk", f"{_size(counts['free_bytes'])} free, {_size(counts['spared_bytes'])} of them stay free"),
         *((f"Hours of {phase.phase}", _hours(phase)) for phase in phases),
         ("Hours in all", _total(phases)),

@@ -56,10 +56,7 @@ def deploy(
     draft = draft_settings(found, settings, {"num_steps": steps, "eagle_topk": topk, "num_draft_tokens": draft_tokens})
     plan = plan_of(found, draft, settings, identity=checkpoint_identity(found.folder))
     name = found.record.drafter_id if found.record else found.folder.name
-    _say(
-        f"drafter {name} in {found.folder}: {draft.num_steps} steps, top-k {draft.eagle_topk}, "
-        f"{draft.num_draft_tokens} draft tokens"
-    )
+    _say(f"drafter {name} in {found.folder}: {draft.words}")
     if only_print:
         typer.echo(command_text(plan))
         return

@@ -98,6 +98,22 @@ def _single_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool | None)}
 
 
+class Cadence:
+    """Asked at every step, it is due once in so many seconds: at first when they have passed, or ``at_once``."""
+
+    def __init__(self, seconds: float, *, at_once: bool = False) -> None:
+        self._seconds = seconds
+        self._last = float("-inf") if at_once else time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether so many seconds have passed since it was due."""
+        now = time.monotonic()
+        if now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True
+
+
 class Events:
     """Writer of a stage's events, one JSON object a line, flushed at once.
 

@@ -246,9 +246,8 @@ def test_a_training_whose_stage_is_ended_or_killed_resumes_where_it_stopped(edit
     result = train(edition.request(training=settings), edition.events)
     resumed = result.manifest.counts["resumed_from_step"]
     made = [json.loads(line)["global_step"] for line in (edition.root / "steps.before").read_text().splitlines()]
-    assert (
-        STEPS_OF_AN_EPOCH < made[-1] <= resumed < result.manifest.counts["steps"]
-    )  # a killed stage has not read the trainer's last lines
+    # A killed stage has not read the trainer's last lines.
+    assert STEPS_OF_AN_EPOCH < made[-1] <= resumed < result.manifest.counts["steps"]
     after = [json.loads(line)["global_step"] for line in steps.read_text().splitlines()][len(made) :]
     assert after[0] == resumed
     assert after == list(range(resumed, result.manifest.counts["steps"]))

@@ -20,20 +20,20 @@ def state_path(states: Path, name: str) -> Path:
 
 def folder_bytes(states: Path) -> int:
     """Bytes of all files in the folder ``states``, which need not exist."""
-    return sum(entry.stat().st_size for entry in os.scandir(states)) if states.is_dir() else 0
+    return sum(_sizes(states).values())
 
 
 def present_bytes(states: Path, sample_ids: Iterable[str]) -> int:
     """Bytes of the state files of these samples that are in the folder ``states``; those of others do not count."""
-    if not states.is_dir():
-        return 0
-    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(states)}
+    sizes = _sizes(states)
     return sum(sizes.get(state_path(states, state_name(sample_id)).name, 0) for sample_id in sample_ids)
 
 
 def present_tokens(states: Path, samples: Iterable[tuple[str, int]]) -> int:
     """Tokens of those of the samples (id, tokens) whose state file is in the folder ``states``, however stored."""
-    if not states.is_dir():
-        return 0
-    there = {entry.name for entry in os.scandir(states)}
+    there = _sizes(states)
     return sum(tokens for sample_id, tokens in samples if state_path(states, state_name(sample_id)).name in there)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {entry.name: entry.stat().st_size for entry in os.scandir(folder)} if folder.is_dir() else {}

@@ -21,6 +21,7 @@ from aerie.benchmark.measures import DEFINITION, Runs, summarise
 from aerie.benchmark.recommendation import NONE_SOUND, ONE_ALONE, RULE, recommend
 from aerie.benchmark.server import verifier_identity
 from aerie.errors import Failed
+from aerie.settings.pipeline import DraftSettings
 from aerie.stages import Events
 
 RESULTS_FILE = "results.json"
@@ -153,12 +154,7 @@ def report(results: Mapping[str, Any], events: Events) -> None:
         temperature = sampled["sampling"]["temperature"]
         events.progress(f"at temperature {temperature:g}: acceptance length {sampled['acceptance_length']:.2f}")
     recommended = results["recommended"]
-    setting = "no draft setting"
-    if recommended is not None:
-        setting = (
-            f"{recommended['num_steps']} steps, top-k {recommended['eagle_topk']}, "
-            f"{recommended['num_draft_tokens']} draft tokens"
-        )
+    setting = "no draft setting" if recommended is None else DraftSettings.model_validate(recommended).words
     events.progress(f"recommended: {setting} ({results['recommendation']['rule']})")
     for gate in results["gates"]:
         events.progress(f"gate {gate['gate']}: {gate['verdict']}: {gate['said']}")

@@ -1,7 +1,6 @@
 """Stage ``validate``: judge every row of a data set, and write what is kept, every verdict, and previews for people."""
 
 import heapq
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -29,7 +28,7 @@ from aerie.boundary.text_rules import Decode
 from aerie.errors import BadInput, Failed
 from aerie.settings.pipeline import VerifierSettings
 from aerie.settings.profile import GRAMMAR_FIELDS
-from aerie.stages import Events, StageRequest, StageResult
+from aerie.stages import Cadence, Events, StageRequest, StageResult
 
 STAGE = "validate"
 PROGRESS_SECONDS = 10.0
@@ -210,7 +209,7 @@ def _judge_all(request: StageRequest, files: DatasetFiles, events: Events) -> di
         else GeneratedRows(files.prompts, files.responses, grammar, decode)
     )
     tally, previews = Tally(), PreviewChooser()
-    reported = time.monotonic()
+    cadence = Cadence(PROGRESS_SECONDS)
     with ExitStack() as stack:
         samples = stack.enter_context(sample_writer(files.samples))
         verdicts = stack.enter_context(verdict_writer(files.verdicts))
@@ -221,8 +220,7 @@ def _judge_all(request: StageRequest, files: DatasetFiles, events: Events) -> di
             verdicts.write(_verdict_row(row))
             if row.verdict.kept:
                 samples.write(_sample(row, request))
-            if time.monotonic() - reported > PROGRESS_SECONDS:
-                reported = time.monotonic()
+            if cadence.is_due():
                 events.progress(f"{request.dataset}: judging, {_summary(tally.counts)}", **_figures(tally.counts))
     if not tally.rows:
         raise Failed(f"{_input_paths(files, settings.kind)[-2]}: holds no row: there is nothing to judge")

@@ -11,6 +11,7 @@ from aerie.artefacts.state_files import compress_states, read_states, state_name
 from aerie.errors import Failed
 from aerie.hidden_states.check import CheckedState, check_state
 from aerie.hidden_states.layers import CapturedLayers
+from aerie.stages import Cadence
 
 MEASURED_ROWS = 64
 """So few rows are over before a server is busy."""
@@ -62,7 +63,7 @@ class CaptureRecord:
         self._taken = taken
         self._replaced = replaced
         self._report = report
-        self._reported_at = time.monotonic()
+        self._cadence = Cadence(report_seconds)
         self._first_at: float | None = None
         self._lock = threading.Lock()
 
@@ -115,10 +116,9 @@ class CaptureRecord:
 
     def report(self) -> None:
         """Report the progress."""
-        self._reported_at = time.monotonic()
         self._report(self.progress)
 
     def report_if_due(self) -> None:
         """Report the progress where the last report is old enough."""
-        if time.monotonic() - self._reported_at >= self.report_seconds:
+        if self._cadence.is_due():
             self.report()

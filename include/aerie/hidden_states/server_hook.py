@@ -111,8 +111,7 @@ class Writer:
                 self._take(forward)
             except Exception as error:  # told to whoever waits; a thread that ended would block the server's scheduler
                 logger.exception("the states of a forward pass are lost")
-                reason = f"the writer of states failed: {type(error).__name__}: {error}; see the server's log"
-                report_failure(hook_failure_path(self._states), reason)
+                report_failure(hook_failure_path(self._states), _fault(error))
             finally:
                 self._forwards.task_done()
 
@@ -123,10 +122,8 @@ class Writer:
             try:
                 self._take_span(span, forward)
             except Exception as error:  # of this request alone: others are written all the same
-                name = span.request.name
-                logger.exception("the states of %s are lost", name)
-                reason = f"the writer of states failed: {type(error).__name__}: {error}; see the server's log"
-                report_failure(failure_path(self._states, name), reason)
+                logger.exception("the states of %s are lost", span.request.name)
+                report_failure(failure_path(self._states, span.request.name), _fault(error))
 
     def _take_span(self, span: Span, forward: Forward) -> None:
         match span.request:
@@ -166,6 +163,10 @@ class Writer:
             write_states(state_path(self._states, name), token_ids=token_ids, hidden_states=states)
         except Failed as error:
             report_failure(failure_path(self._states, name), str(error))
+
+
+def _fault(error: Exception) -> str:
+    return f"the writer of states failed: {type(error).__name__}: {error}; see the server's log"
 
 
 class Collector:

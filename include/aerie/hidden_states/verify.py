@@ -7,7 +7,6 @@ again, and only them.
 """
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from aerie.hidden_states.check import CheckedState, check_state_file
 from aerie.hidden_states.layers import CapturedLayers
 from aerie.hidden_states.magnitudes import MAGNITUDE_BAND as MAGNITUDE_BAND
 from aerie.hidden_states.magnitudes import Magnitude, far_from_others
-from aerie.stages import Events
+from aerie.stages import Cadence, Events
 
 NAMED_FILES = 20
 ROWS_AT_ONCE = 1024
@@ -93,11 +92,10 @@ def _reported(
 ) -> Iterator[Verified]:
     """The same rows; how many there were is reported meanwhile."""
     of_rows = sum(batch.num_rows for batch in iterate_batches(files.corpus / DATASET_FOLDER))
-    read_bytes, reported_at = 0, time.monotonic()
+    read_bytes, cadence = 0, Cadence(every_seconds)
     for done, one in enumerate(rows, start=1):
         read_bytes += one.outcome.bytes if isinstance(one.outcome, CheckedState) else 0
-        if time.monotonic() - reported_at >= every_seconds:
-            reported_at = time.monotonic()
+        if cadence.is_due():
             events.progress(
                 f"verified the hidden states of {done} of {of_rows} rows, {read_bytes} bytes",
                 rows=done,

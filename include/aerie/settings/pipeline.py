@@ -643,6 +643,11 @@ class DraftSettings(Frozen):
             )
         return self
 
+    @property
+    def words(self) -> str:
+        """In words."""
+        return f"{self.num_steps} steps, top-k {self.eagle_topk}, {self.num_draft_tokens} draft tokens"
+
 
 def _several(number: Any) -> Any:
     return (number,) if isinstance(number, int) else number

@@ -38,7 +38,7 @@ from aerie.hidden_states.layers import CapturedLayers, resolve_layers
 from aerie.hidden_states.streaming import is_streamed
 from aerie.hidden_states.verify import verify
 from aerie.serving.client import require_unused
-from aerie.stages import Events, StageRequest, StageResult
+from aerie.stages import Cadence, Events, StageRequest, StageResult
 from aerie.training.checkpoints import (
     CHECKPOINT_FILES,
     INTERRUPTED,
@@ -400,9 +400,8 @@ def run(request: StageRequest, prepared: Prepared, events: Events, lock: int) ->
             try:
                 report = run_on(request, prepared, events, lock, gpus=gpus, fed_since=lambda: stream.waiting_since)
             except Failed as error:
-                if (
-                    stream.failure is not None
-                ):  # a trainer that hangs as well is not what is to be told of, nor for good
+                # The capture may be tried again, and a trainer that hangs as well says nothing of why it failed.
+                if stream.failure is not None:
                     raise stream.failure from error
                 raise
             if stream.failure is not None:
@@ -477,8 +476,7 @@ class Progress:
         self._events = events
         self._epochs = request.settings.training.epochs
         self._of_steps = prepared.order.train.steps(0) * self._epochs
-        self._every = request.settings.generation.progress_seconds
-        self._reported = 0.0
+        self._cadence = Cadence(request.settings.generation.progress_seconds, at_once=True)
         self._last: Step | None = None
         self._file = (prepared.trainer.folder / STEPS_FILE).open("a", encoding="utf-8", buffering=1)
 
@@ -486,11 +484,10 @@ class Progress:
         """Note one step."""
         self._file.write(json.dumps({"time": time.time(), **vars(step)}) + "\n")
         self._last = step
-        if time.monotonic() - self._reported >= self._every:
+        if self._cadence.is_due():
             self._report(step)
 
     def _report(self, step: Step) -> None:
-        self._reported = time.monotonic()
         speed = f", {step.tokens_per_second:.0f} tokens/s" if step.tokens_per_second else ""
         self._events.progress(
             f"step {step.global_step + 1} of about {self._of_steps}, epoch {step.epoch + 1} of {self._epochs}: "

@@ -1,7 +1,6 @@
 """What a training with streamed states needs beside the trainer: a capturing server, and the GPUs shared out."""
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from aerie.hidden_states.record import CaptureRecord
 from aerie.hidden_states.streaming import window_bytes
 from aerie.serving.client import held, release, renew
 from aerie.serving.configured import plan_configured
-from aerie.stages import Events, StageRequest
+from aerie.stages import Cadence, Events, StageRequest
 from aerie.training.checkpoints import Progress
 from aerie.training.stream_order import StreamOrder
 from aerie.training.streaming import StateStream, StreamedSoFar, StreamPlan, Taken
@@ -117,13 +116,11 @@ class _Reporter:
     def __init__(self, request: StageRequest, training: StreamedTraining, events: Events) -> None:
         self._events = events
         self._uses = sum(1 for _ in training.order.uses(training.after))
-        self._every = request.settings.generation.progress_seconds
-        self._reported = 0.0
+        self._cadence = Cadence(request.settings.generation.progress_seconds, at_once=True)
 
     def __call__(self, so_far: StreamedSoFar) -> None:
-        if time.monotonic() - self._reported < self._every and so_far.rows < self._uses:
+        if not self._cadence.is_due() and so_far.rows < self._uses:
             return
-        self._reported = time.monotonic()
         self._events.progress(
             f"streamed the states of {so_far.rows} of {self._uses} rows to come ({so_far.tokens} tokens), at most "
             f"{so_far.peak_bytes:,} bytes at once; the capture waited {so_far.waited_seconds:.0f} s for the trainer"
